@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -36,8 +37,10 @@ pub enum ErrorKind {
 }
 
 /// An error of this crate. See the [module documentation](self).
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     message: String,
@@ -49,7 +52,7 @@ struct Inner {
     engine: Option<&'static str>,
     os_code: Option<i32>,
     hint: Option<String>,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
@@ -82,7 +85,7 @@ impl Error {
         let mut error = Self::new(ErrorKind::Os, message);
         error.0.os_code = source.raw_os_error();
         if error.0.os_code.is_none() {
-            error.0.source = Some(Box::new(source));
+            error.0.source = Some(Arc::new(source));
         }
         error
     }

@@ -1,0 +1,198 @@
+//! What a user can choose about a handle, with defaults and bounds. The only file that reads the
+//! environment, should that ever be needed.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::engine::{EngineKind, TRANSFER_BYTES_MAX};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Pool;
+
+/// Smallest block: one page, the granule of direct I/O.
+pub const BLOCK_BYTES_MIN: usize = 4096;
+/// Largest block: a power of two below what the kernel moves in a call.
+pub const BLOCK_BYTES_MAX: usize = 1 << 30;
+/// Deepest queue: io_uring's own limit on submission entries (`IORING_MAX_ENTRIES`).
+pub const QUEUE_DEPTH_MAX: usize = 32768;
+/// Most workers of one handle; each is a thread with an engine of its own.
+pub const PARALLELISM_MAX: usize = 256;
+/// Least staging memory for a worker: two of the largest granules, each way once.
+const STAGING_BYTES_MIN: usize = 128 << 10;
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The first that works here: io_uring, Linux AIO, threads.
+    #[default]
+    Auto,
+    /// This one, or an error.
+    Named(EngineKind),
+}
+
+/// Whether transfers go around the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectMode {
+    /// Where the file system takes direct I/O.
+    #[default]
+    Auto,
+    /// Never: everything goes through the page cache.
+    Never,
+    /// Always: where direct I/O is refused, the operation is an error.
+    Always,
+}
+
+/// How far a store goes before it is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The kernel and the drive have the bytes; a power cut may lose them.
+    #[default]
+    None,
+    /// `fdatasync(2)`: the bytes survive a power cut.
+    Data,
+    /// `fsync(2)` of the file and of its directory: so does a new file's name.
+    Full,
+}
+
+/// Which operations go first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// Somebody waits for it.
+    #[default]
+    Demand,
+    /// It is wanted later; it never takes the whole queue.
+    Prefetch,
+}
+
+macro_rules! named {
+    ($type:ty, $what:literal, $($name:literal => $value:expr),+ $(,)?) => {
+        impl FromStr for $type {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self> {
+                match text {
+                    $($name => Ok($value),)+
+                    other => Err(Error::new(
+                        ErrorKind::InvalidInput,
+                        format!("{} {other:?} is not known", $what),
+                    )
+                    .hint(concat!("one of:" $(, " ", $name)+))),
+                }
+            }
+        }
+    };
+}
+
+named!(EngineChoice, "engine",
+    "auto" => Self::Auto,
+    "uring" => Self::Named(EngineKind::Uring),
+    "aio" => Self::Named(EngineKind::Aio),
+    "threads" => Self::Named(EngineKind::Threads));
+named!(DirectMode, "direct mode", "auto" => Self::Auto, "never" => Self::Never, "always" => Self::Always);
+named!(Durability, "durability", "none" => Self::None, "data" => Self::Data, "full" => Self::Full);
+named!(Priority, "priority", "demand" => Self::Demand, "prefetch" => Self::Prefetch);
+
+/// Options of a [`Handle`](crate::Handle).
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which engine moves the blocks.
+    pub engine: EngineChoice,
+    /// Most bytes in one transfer. Rounded up to the granule of the file.
+    pub block_size: usize,
+    /// Transfers in flight per worker.
+    pub queue_depth: usize,
+    /// Workers, each with an engine of its own, that share the blocks of all operations.
+    pub parallelism: usize,
+    /// Hand each transfer to the kernel by a call of its own.
+    pub single_submit: bool,
+    /// io_uring: a kernel thread polls for submissions; takes a core.
+    pub sqpoll: bool,
+    /// io_uring: completions are polled for; needs a drive with poll queues.
+    pub iopoll: bool,
+    /// Whether transfers go around the page cache.
+    pub direct: DirectMode,
+    /// How far a store goes before it is done, unless it says otherwise itself.
+    pub durability: Durability,
+    /// What moved through the page cache is dropped from it once the operation is done.
+    pub drop_behind: bool,
+    /// Loads take from the page cache what is there already.
+    pub page_cache: bool,
+    /// Most memory, in bytes, for staging blocks of all workers together. Taken when first needed.
+    pub staging_bytes: usize,
+    /// Slow the handle down to this many bytes per second.
+    pub throttle_bytes_per_second: Option<u64>,
+    /// Where memory comes from; `None` is the pool of the process, [`Pool::global`].
+    pub pool: Option<Arc<Pool>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            engine: EngineChoice::Auto,
+            block_size: 1 << 20,
+            queue_depth: 32,
+            parallelism: 2,
+            single_submit: false,
+            sqpoll: false,
+            iopoll: false,
+            direct: DirectMode::Auto,
+            durability: Durability::None,
+            drop_behind: false,
+            page_cache: true,
+            staging_bytes: 64 << 20,
+            throttle_bytes_per_second: None,
+            pool: None,
+        }
+    }
+}
+
+impl Options {
+    /// Checks every bound.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidInput`] that names the option, its value and its bounds.
+    pub fn validate(&self) -> Result<()> {
+        const _: () = assert!(BLOCK_BYTES_MAX <= TRANSFER_BYTES_MAX);
+        within("block_size", self.block_size, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)?;
+        within("queue_depth", self.queue_depth, 1, QUEUE_DEPTH_MAX)?;
+        within("parallelism", self.parallelism, 1, PARALLELISM_MAX)?;
+        let staging_min = STAGING_BYTES_MIN * self.parallelism;
+        within("staging_bytes", self.staging_bytes, staging_min, usize::MAX)?;
+        if self.throttle_bytes_per_second == Some(0) {
+            return Err(Error::new(ErrorKind::InvalidInput, "throttle is 0 bytes per second"));
+        }
+        Ok(())
+    }
+}
+
+fn within(name: &str, value: usize, min: usize, max: usize) -> Result<()> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    let bounds = if max == usize::MAX { format!("at least {min}") } else { format!("{min} to {max}") };
+    Err(Error::new(ErrorKind::InvalidInput, format!("{name} is {value}, it can be {bounds}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_within_bounds() {
+        Options::default().validate().unwrap();
+    }
+
+    #[test]
+    fn a_value_out_of_bounds_is_named() {
+        let options = Options { queue_depth: 0, ..Options::default() };
+        let error = options.validate().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("queue_depth is 0"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let error = "libaio".parse::<EngineChoice>().unwrap_err().to_string();
+        assert!(error.contains("\"libaio\"") && error.contains("auto uring aio threads"), "{error}");
+    }
+}

@@ -1,0 +1,511 @@
+//! Handles: what a user holds to move tensors.
+//!
+//! A [`Handle`] takes [`Request`]s and returns an [`Operation`] for each. It can be used from any
+//! number of threads at once, and in a process forked from the one that made it, where it starts
+//! fresh workers.
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+
+use crate::config::{DirectMode, Durability, EngineChoice, Options, Priority};
+use crate::engine::throttle::ThrottleFactory;
+use crate::engine::{AutoFactory, EngineFactory, EngineKind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::files::{OpenOptions, Target, TensorFile, read_if_cached};
+use crate::memory::Pool;
+use crate::operation::{FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::plan::{Direction, Span};
+use crate::runtime::Runtime;
+use crate::stats::{Stats, add};
+use crate::syscalls::cached_bytes;
+use crate::worker::abandon;
+
+/// Longest load, in bytes, that is tried in the caller's thread first: above it, waking a worker
+/// costs less than the copy.
+const QUICK_LOAD_BYTES_MAX: usize = 128 << 10;
+
+/// A run of bytes in memory and in one of the request's files.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Index into [`Request::files`].
+    pub file: usize,
+    /// File offset in bytes.
+    pub offset: u64,
+    /// First byte in memory.
+    pub address: *mut u8,
+    /// Bytes.
+    pub length: usize,
+}
+
+/// What to move: any number of tensors to or from any number of files, as one operation.
+#[derive(Debug)]
+pub struct Request {
+    /// From files to memory, or back.
+    pub direction: Direction,
+    /// The files. Each is opened once.
+    pub files: Vec<Target>,
+    /// What goes where. Parts of a load don't overlap in memory, those of a store not in a file.
+    pub parts: Vec<Part>,
+    /// A store that makes each file exactly as long as its furthest part reaches; without it,
+    /// what else is in the file stays.
+    pub whole_file: bool,
+    /// What goes first when several operations are under way.
+    pub priority: Priority,
+    /// How far a store goes before it is done; `None` takes the handle's option.
+    pub durability: Option<Durability>,
+    /// Kept until the last transfer is through, and then until [`Operation::take_keep`] or the
+    /// last reference to the operation goes.
+    pub keep: Option<Box<dyn Any + Send>>,
+}
+
+impl Request {
+    /// A request of one part.
+    pub fn new(direction: Direction, target: Target, offset: u64, address: *mut u8, length: usize) -> Self {
+        Self {
+            direction,
+            files: vec![target],
+            parts: vec![Part { file: 0, offset, address, length }],
+            whole_file: false,
+            priority: Priority::Demand,
+            durability: None,
+            keep: None,
+        }
+    }
+}
+
+/// Moves tensors between files and memory. See the [module documentation](self).
+///
+/// Dropping it waits for everything under way; [`Self::close`] does so too and says what failed.
+#[derive(Debug)]
+pub struct Handle {
+    options: Options,
+    factory: Arc<dyn EngineFactory>,
+    runtime: ArcSwap<Runtime>,
+    closed: AtomicBool,
+}
+
+static RUNTIMES: LazyLock<Mutex<Vec<Weak<Runtime>>>> = LazyLock::new(Mutex::default);
+
+impl Handle {
+    /// Starts a handle with the engine that the options name.
+    ///
+    /// # Errors
+    ///
+    /// An option out of bounds, or an engine that can't be had here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use forebay_io::{Handle, Options};
+    ///
+    /// let directory = tempfile::tempdir()?;
+    /// let handle = Handle::new(Options::default())?;
+    /// let path = directory.path().join("w.bin");
+    /// handle.store(&path, &[7; 10_001])?;
+    /// let mut weights = vec![0; 10_001];
+    /// handle.load(&path, 0, &mut weights)?;
+    /// assert_eq!(weights, [7; 10_001]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(options: Options) -> Result<Self> {
+        let factory: Arc<dyn EngineFactory> = match options.engine {
+            EngineChoice::Auto => Arc::new(AutoFactory::default()),
+            EngineChoice::Named(kind) => Arc::new(kind),
+        };
+        Self::with_factory(options, factory)
+    }
+
+    /// Starts a handle whose engines come from `factory`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::new`].
+    pub fn with_factory(options: Options, factory: Arc<dyn EngineFactory>) -> Result<Self> {
+        options.validate()?;
+        let factory: Arc<dyn EngineFactory> = match options.throttle_bytes_per_second {
+            Some(rate) => Arc::new(ThrottleFactory::new(factory, rate)),
+            None => factory,
+        };
+        let runtime = Arc::new(Runtime::start(&options, &factory)?);
+        enlist(&runtime);
+        Ok(Self {
+            options,
+            factory,
+            runtime: ArcSwap::new(runtime),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The runtime of this process: the parent's is left alone in a forked child.
+    fn runtime(&self) -> Result<Arc<Runtime>> {
+        let runtime = self.runtime.load_full();
+        if runtime.belongs_here() {
+            return Ok(runtime);
+        }
+        let mut options = self.options.clone();
+        // The parent's pool isn't mapped here.
+        options.pool = None;
+        let fresh = Arc::new(Runtime::start(&options, &self.factory)?);
+        let before = self.runtime.compare_and_swap(&runtime, Arc::clone(&fresh));
+        if Arc::ptr_eq(&before, &runtime) { Ok(fresh) } else { Ok(Arc::clone(&before)) }
+    }
+
+    fn open_runtime(&self) -> Result<Arc<Runtime>> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the handle is closed"));
+        }
+        let runtime = self.runtime()?;
+        match runtime.breakage() {
+            Some(error) => Err(error.hint("make a new handle")),
+            None => Ok(runtime),
+        }
+    }
+
+    /// Starts an operation. Files are opened before it returns, bytes move afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What opening a file met; [`ErrorKind::ShortFile`] with both sizes when a load reaches
+    /// behind a file's end; [`ErrorKind::Closed`] after [`Self::close`].
+    ///
+    /// # Safety
+    ///
+    /// Each part's memory must stay valid, and for a load untouched by others, until the operation
+    /// is done; [`Request::keep`] can hold what keeps it so.
+    #[expect(unsafe_code, reason = "the request names memory by address")]
+    pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
+        let name = name_of(request.direction);
+        let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
+        let operation = self.prepare(&runtime, request).map_err(|error| error.operation(name))?;
+        runtime.tracker.begin(&operation);
+        let workers = operation.block_count();
+        runtime.scheduler.push(Arc::clone(&operation), workers);
+        if let Some(error) = runtime.breakage() {
+            abandon(runtime.scheduler.take_all(), &error);
+        }
+        Ok(Operation(operation))
+    }
+
+    fn prepare(&self, runtime: &Runtime, request: Request) -> Result<Arc<Shared>> {
+        check_parts(&request)?;
+        let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
+        let ends = ends_of(&request);
+        for (target, end) in request.files.iter().zip(ends) {
+            let whole = request.whole_file && request.direction == Direction::Store;
+            let options = OpenOptions {
+                direction: request.direction,
+                mode: self.options.direct,
+                exact_size: whole.then_some(end),
+            };
+            let file = TensorFile::open(target, options, &runtime.mounts)?;
+            if let (DirectMode::Auto, Some(reason)) = (options.mode, file.mount.direct_refusal()) {
+                let label = file.mount_label();
+                runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
+            }
+            let maybe_cached = request.direction == Direction::Load
+                && self.options.page_cache
+                && file.is_direct()
+                && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
+            files.push(OpenedFile { file: Arc::new(file), maybe_cached });
+        }
+        if request.direction == Direction::Load {
+            check_sizes(&request, &files)?;
+        }
+        let parts = request.parts.iter().map(|part| FilePart {
+            file: part.file,
+            span: Span {
+                offset: part.offset,
+                address: part.address.expose_provenance(),
+                length: part.length,
+            },
+        });
+        let plan = Plan {
+            direction: request.direction,
+            priority: request.priority,
+            durability: request.durability.unwrap_or(self.options.durability),
+            drop_behind: self.options.drop_behind,
+            require_direct: self.options.direct == DirectMode::Always,
+            block_bytes: runtime.block_bytes,
+            staged_block_bytes: runtime.staged_block_bytes,
+            parts: parts.collect(),
+        };
+        Ok(Shared::new(plan, files, request.keep, Arc::clone(&runtime.tracker)))
+    }
+
+    /// Runs an operation to its end. A short load of bytes in the page cache is done in the
+    /// caller's thread.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::submit`] and [`Operation::wait`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::submit`].
+    #[expect(unsafe_code, reason = "the request names memory by address")]
+    pub unsafe fn run(&self, request: Request) -> Result<()> {
+        if self.load_quickly(&request)? {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.submit(request) }?.wait()
+    }
+
+    /// Tries to load from the page cache without a worker; `false` if it takes one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`] after [`Self::close`]; everything else is left to the long way.
+    #[expect(unsafe_code, reason = "the request names memory by address")]
+    fn load_quickly(&self, request: &Request) -> Result<bool> {
+        let ([Target::Path(path)], [part]) = (&request.files[..], &request.parts[..]) else {
+            return Ok(false);
+        };
+        let quick = request.direction == Direction::Load
+            && self.options.page_cache
+            && self.options.direct != DirectMode::Always
+            && (1..=QUICK_LOAD_BYTES_MAX).contains(&part.length)
+            && !part.address.is_null();
+        if !quick {
+            return Ok(false);
+        }
+        let runtime = self.open_runtime()?;
+        // SAFETY: by the caller's promise the memory is valid and nobody else touches it; it holds
+        // bytes, for which any value is valid.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(part.address, part.length) };
+        if !read_if_cached(path, part.offset, buffer) {
+            return Ok(false);
+        }
+        let counters = &runtime.counters;
+        for counter in
+            [&counters.bytes_read, &counters.bytes_cached]
+        {
+            add(counter, part.length as u64);
+        }
+        add(&counters.operations, 1);
+        add(&counters.transfers, 1);
+        Ok(true)
+    }
+
+    /// Loads `buffer.len()` bytes at `offset` of a file.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::run`].
+    pub fn load(&self, path: impl AsRef<Path>, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.run_borrowed(Direction::Load, path.as_ref(), offset, buffer.as_mut_ptr(), buffer.len(), false)
+    }
+
+    /// Stores a buffer as a whole file of exactly its size.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::run`].
+    pub fn store(&self, path: impl AsRef<Path>, buffer: &[u8]) -> Result<()> {
+        let address = buffer.as_ptr().cast_mut();
+        self.run_borrowed(Direction::Store, path.as_ref(), 0, address, buffer.len(), true)
+    }
+
+    /// Stores a buffer at `offset` of a file, and leaves the rest of the file as it is.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::run`].
+    pub fn store_at(&self, path: impl AsRef<Path>, offset: u64, buffer: &[u8]) -> Result<()> {
+        let address = buffer.as_ptr().cast_mut();
+        self.run_borrowed(Direction::Store, path.as_ref(), offset, address, buffer.len(), false)
+    }
+
+    #[expect(unsafe_code, reason = "the one place that lends a slice to an operation")]
+    fn run_borrowed(
+        &self,
+        direction: Direction,
+        path: &Path,
+        offset: u64,
+        address: *mut u8,
+        length: usize,
+        whole_file: bool,
+    ) -> Result<()> {
+        let target = Target::Path(path.to_path_buf());
+        let request = Request { whole_file, ..Request::new(direction, target, offset, address, length) };
+        // SAFETY: the slice is borrowed until `run` returns, when the operation is done; a store
+        // only reads from it.
+        unsafe { self.run(request) }
+    }
+
+    /// Waits for the operations under way now; `false` if the timeout came first.
+    ///
+    /// # Errors
+    ///
+    /// The first failure that nobody has heard of.
+    pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
+        let runtime = self.runtime()?;
+        let in_time = wait_all(&runtime, timeout);
+        match runtime.tracker.take_unseen().into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(in_time),
+        }
+    }
+
+    /// Waits for everything under way and stops the workers. Later requests are refused.
+    ///
+    /// # Errors
+    ///
+    /// The first failure that nobody has heard of.
+    pub fn close(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        let runtime = self.runtime.load_full();
+        if !runtime.belongs_here() {
+            return Ok(());
+        }
+        wait_all(&runtime, None);
+        runtime.stop();
+        match runtime.tracker.take_unseen().into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Operations under way.
+    pub fn pending(&self) -> usize {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() { runtime.tracker.pending() } else { 0 }
+    }
+
+    /// The failures of finished operations that nobody has heard of, the oldest first.
+    pub fn take_unseen_failures(&self) -> Vec<Error> {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() { runtime.tracker.take_unseen() } else { Vec::new() }
+    }
+
+    /// The options it was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Where its memory comes from.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child: no worker could be started.
+    pub fn pool(&self) -> Result<Arc<Pool>> {
+        Ok(Arc::clone(&self.runtime()?.pool))
+    }
+
+    /// The engine in use.
+    pub fn engine(&self) -> EngineKind {
+        self.runtime.load().engine
+    }
+
+    /// What it did so far; in a forked child, what it did there.
+    pub fn stats(&self) -> Stats {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() {
+            runtime.counters.snapshot(runtime.engine.name())
+        } else {
+            Stats { engine: runtime.engine.name(), ..Stats::default() }
+        }
+    }
+
+    /// Fallbacks that were not reported yet, each once, for a log.
+    pub fn notices(&self) -> Vec<String> {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() { runtime.counters.notices() } else { Vec::new() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Failures that nobody asked for are logged: there is nobody left to return them to.
+        if let Err(error) = self.close() {
+            tracing::error!(target: "forebay", "{error}");
+        }
+    }
+}
+
+fn wait_all(runtime: &Runtime, timeout: Option<Duration>) -> bool {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    for operation in runtime.tracker.live() {
+        if !operation.wait_unacknowledged(deadline) {
+            return false;
+        }
+    }
+    true
+}
+
+fn enlist(runtime: &Arc<Runtime>) {
+    let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
+    runtimes.retain(|runtime| runtime.strong_count() > 0);
+    runtimes.push(Arc::downgrade(runtime));
+}
+
+/// Waits for every operation of this process, for the end of a program.
+pub fn drain_all() {
+    let runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for runtime in runtimes.iter().filter_map(Weak::upgrade) {
+        if runtime.belongs_here() {
+            wait_all(&runtime, None);
+        }
+    }
+}
+
+fn name_of(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Load => "load",
+        Direction::Store => "store",
+    }
+}
+
+/// Checks what can be checked before any file is touched.
+fn check_parts(request: &Request) -> Result<()> {
+    let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
+    for part in &request.parts {
+        let Part { file, offset, address, length } = *part;
+        if file >= request.files.len() {
+            return invalid(format!("part of file {file}, but there are {}", request.files.len()));
+        }
+        if address.is_null() && length > 0 {
+            return invalid(format!("{length} bytes of memory at a null address"));
+        }
+        let end = offset.checked_add(length as u64);
+        if end.is_none_or(|end| i64::try_from(end).is_err()) {
+            return invalid(format!("offset {offset} and length {length} don't fit in a file"));
+        }
+    }
+    Ok(())
+}
+
+/// How far into each file the parts reach.
+fn ends_of(request: &Request) -> Vec<u64> {
+    let mut ends = vec![0; request.files.len()];
+    for part in &request.parts {
+        let end: &mut u64 = &mut ends[part.file];
+        *end = (*end).max(part.offset + part.length as u64);
+    }
+    ends
+}
+
+fn check_sizes(request: &Request, files: &[OpenedFile]) -> Result<()> {
+    for part in &request.parts {
+        let file = &files[part.file].file;
+        if part.offset + part.length as u64 > file.size {
+            let there = file.size.saturating_sub(part.offset);
+            return Err(Error::new(
+                ErrorKind::ShortFile,
+                format!(
+                    "the tensor has {} bytes, the file only {there} from offset {} on \
+                     (its size is {}):",
+                    part.length, part.offset, file.size
+                ),
+            )
+            .path(file.label())
+            .bytes(part.length as u64, 0));
+        }
+    }
+    Ok(())
+}

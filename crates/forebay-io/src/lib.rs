@@ -1,0 +1,55 @@
+//! Moves tensors between drives and memory: engines, planner, pinned memory, handles.
+//!
+//! - A [`Handle`] is what a user holds. It takes [`Request`]s, and returns an [`Operation`], a
+//!   ticket, for each.
+//! - The [`plan`]ner cuts a request into blocks that go straight between the drive and the
+//!   caller's memory wherever the rules of direct I/O allow it, through aligned staging blocks
+//!   where they don't, and through the page cache at ragged ends.
+//! - An [`engine`] hands blocks to the kernel: io_uring, Linux AIO or threads, the first of them
+//!   that works. Every fallback is counted in [`Stats`] and reported once.
+//! - [`memory`] has the pinned pool, whose memory is registered with the engine once.
+//!
+//! ```
+//! use forebay_io::{Handle, Options};
+//!
+//! let directory = tempfile::tempdir()?;
+//! let path = directory.path().join("layer.bin");
+//! let handle = Handle::new(Options::default())?;
+//!
+//! handle.store(&path, b"weights of odd length")?;
+//! handle.store_at(&path, 11, b"any")?;
+//! let mut back = [0; 21];
+//! handle.load(&path, 0, &mut back)?;
+//! assert_eq!(&back, b"weights of any length");
+//! assert_eq!(handle.stats().bytes_read, 21);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod files;
+pub mod handle;
+pub mod memory;
+pub mod operation;
+pub mod plan;
+pub mod probe;
+pub mod stats;
+
+mod runtime;
+mod scheduler;
+mod staging;
+mod syscalls;
+mod tracker;
+mod worker;
+
+pub use config::{DirectMode, Durability, EngineChoice, Options, Priority};
+pub use engine::EngineKind;
+pub use error::{Error, ErrorKind, Result};
+pub use files::{FileFacts, Target, facts};
+pub use handle::{Handle, Part, Request, drain_all};
+pub use memory::{Pool, PoolBuffer, PoolOptions, PoolStats};
+pub use operation::Operation;
+pub use plan::Direction;
+pub use probe::{EngineProbe, probe_engines};
+pub use stats::Stats;

@@ -1,0 +1,526 @@
+//! Operations: what a user waits for, and what workers take blocks from.
+//!
+//! An operation goes through [`Phase`]s: reserve room, move blocks, make durable. Workers call
+//! [`Shared::take`] for one [`Unit`] of work at a time and [`Shared::complete`] for each unit when
+//! it is through; nothing is queued per block, so an operation of any size costs no memory. The
+//! first error wins: no further unit is given out, and the operation finishes when the last one
+//! out has come back.
+//!
+//! # Invariants
+//!
+//! - Memory, files and what [`Request::keep`](crate::Request) holds stay until the last unit is
+//!   back; files are closed before anybody hears that the operation is done.
+//! - An operation is in the scheduler's queue, or has units out, or is done.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::config::{Durability, Priority};
+use crate::engine::WakeEvent;
+use crate::error::{Error, ErrorKind, Result};
+use crate::files::TensorFile;
+use crate::plan::{Block, Direction, Geometry, Route, Span};
+use crate::tracker::Tracker;
+
+/// Smallest growth of a file, in bytes, that is worth a call to reserve it: below it, the write
+/// allocates as well as a reservation would.
+const ALLOCATE_BYTES_MIN: u64 = 1 << 20;
+
+/// A run of bytes of one file of the operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FilePart {
+    pub(crate) file: usize,
+    pub(crate) span: Span,
+}
+
+/// What all blocks of an operation have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) direction: Direction,
+    pub(crate) priority: Priority,
+    pub(crate) durability: Durability,
+    pub(crate) drop_behind: bool,
+    pub(crate) require_direct: bool,
+    pub(crate) block_bytes: usize,
+    pub(crate) staged_block_bytes: usize,
+    pub(crate) parts: Vec<FilePart>,
+}
+
+/// Where an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Allocate,
+    Transfer,
+    Sync,
+    SyncDirectory,
+    Done,
+}
+
+/// One piece of work that a worker has taken.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) operation: Arc<Shared>,
+    pub(crate) work: Work,
+}
+
+impl Unit {
+    /// Gives the unit back. Returns the operation if it must be put into the queue again.
+    pub(crate) fn settle(mut self, result: Result<usize>) -> Option<Arc<Shared>> {
+        // Its reference to the file goes first, so that finishing the operation closes the file.
+        self.work = Work::Settled;
+        self.operation.complete(result).then(|| Arc::clone(&self.operation))
+    }
+
+    pub(crate) fn is_prefetch(&self) -> bool {
+        self.operation.plan.priority == Priority::Prefetch
+    }
+}
+
+impl Drop for Unit {
+    /// A unit that is dropped on the way (its worker panicked) fails its operation.
+    fn drop(&mut self) {
+        if matches!(self.work, Work::Settled) {
+            return;
+        }
+        self.work = Work::Settled;
+        let error = Error::new(ErrorKind::Closed, "a worker stopped in the middle of a transfer");
+        if self.operation.complete(Err(error)) {
+            self.operation.finish();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Work {
+    Allocate { file: Arc<TensorFile>, offset: u64, length: u64 },
+    Move { file: Arc<TensorFile>, span: Span, block: Block, maybe_cached: bool },
+    Sync { file: Arc<TensorFile>, data_only: bool },
+    SyncDirectory { file: Arc<TensorFile>, directory: OwnedFd },
+    /// The unit has been given back.
+    Settled,
+}
+
+/// The answer to [`Shared::take`].
+#[derive(Debug)]
+pub(crate) enum Take {
+    Unit(Unit),
+    /// The next block is staged, and the worker has no staging block to spare.
+    NeedsStaging,
+    /// Nothing until units that are out come back; the operation leaves the queue.
+    Nothing,
+    /// All is done; the taker calls [`Shared::finish`].
+    Finish,
+}
+
+#[derive(Debug)]
+pub(crate) struct OpenedFile {
+    pub(crate) file: Arc<TensorFile>,
+    /// Some of its pages were in the page cache when the operation began.
+    pub(crate) maybe_cached: bool,
+}
+
+#[derive(Debug)]
+struct Progress {
+    phase: Phase,
+    /// Next part (in [`Phase::Transfer`]) or file (in the others) to give out.
+    next: usize,
+    /// Bytes of that part that were given out.
+    position: usize,
+    units_out: usize,
+    queued: bool,
+    moved_any: bool,
+    /// Every phase ran to its end.
+    complete: bool,
+    files: Vec<OpenedFile>,
+    error: Option<Error>,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    result: Option<Result<()>>,
+    to_signal: Vec<Arc<WakeEvent>>,
+}
+
+/// The part of an operation that its ticket and the workers share.
+pub(crate) struct Shared {
+    pub(crate) id: u64,
+    pub(crate) plan: Plan,
+    process: u32,
+    bytes_total: u64,
+    bytes_done: AtomicU64,
+    cancelled: AtomicBool,
+    done: AtomicBool,
+    progress: Mutex<Progress>,
+    outcome: Mutex<Outcome>,
+    finished: Condvar,
+    keep: Mutex<Option<Box<dyn Any + Send>>>,
+    tracker: Arc<Tracker>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Operation")
+            .field("id", &self.id)
+            .field("direction", &self.plan.direction)
+            .field("bytes_total", &self.bytes_total)
+            .field("bytes_done", &self.bytes_done)
+            .field("done", &self.done)
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn new(
+        plan: Plan,
+        files: Vec<OpenedFile>,
+        keep: Option<Box<dyn Any + Send>>,
+        tracker: Arc<Tracker>,
+    ) -> Arc<Self> {
+        let bytes_total = plan.parts.iter().map(|part| part.span.length as u64).sum();
+        let phase = match plan.direction {
+            Direction::Load => Phase::Transfer,
+            Direction::Store => Phase::Allocate,
+        };
+        let progress = Progress {
+            phase,
+            next: 0,
+            position: 0,
+            units_out: 0,
+            queued: true,
+            moved_any: false,
+            complete: false,
+            files,
+            error: None,
+        };
+        Arc::new(Self {
+            id: tracker.next_id(),
+            plan,
+            process: std::process::id(),
+            bytes_total,
+            bytes_done: AtomicU64::new(0),
+            cancelled: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+            progress: Mutex::new(progress),
+            outcome: Mutex::default(),
+            finished: Condvar::new(),
+            keep: Mutex::new(keep),
+            tracker,
+        })
+    }
+
+    pub(crate) fn bytes_total(&self) -> u64 {
+        self.bytes_total
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self.plan.direction {
+            Direction::Load => "load",
+            Direction::Store => "store",
+        }
+    }
+
+    /// About how many blocks there are, for deciding how many workers to wake.
+    pub(crate) fn block_count(&self) -> usize {
+        let whole = self.bytes_total / self.plan.block_bytes.max(1) as u64;
+        usize::try_from(whole).unwrap_or(usize::MAX).max(self.plan.parts.len())
+    }
+
+    /// Gives out the next unit of work.
+    pub(crate) fn take(self: &Arc<Self>, staging_is_free: bool) -> Take {
+        let mut progress = lock(&self.progress);
+        loop {
+            if progress.error.is_some() || self.cancelled.load(Ordering::Acquire) {
+                progress.phase = Phase::Done;
+            }
+            match self.next_work(&mut progress, staging_is_free) {
+                Ok(Some(work)) => {
+                    progress.units_out += 1;
+                    return Take::Unit(Unit { operation: Arc::clone(self), work });
+                }
+                Ok(None) if progress.units_out > 0 => {
+                    progress.queued = false;
+                    return Take::Nothing;
+                }
+                Ok(None) if progress.phase == Phase::Done => {
+                    progress.queued = false;
+                    return Take::Finish;
+                }
+                Ok(None) => {
+                    progress.phase = self.phase_after(progress.phase);
+                    progress.complete = progress.phase == Phase::Done;
+                    progress.next = 0;
+                    progress.position = 0;
+                }
+                Err(Stop::NeedsStaging) => return Take::NeedsStaging,
+                Err(Stop::Failed(error)) => progress.error = Some(error),
+            }
+        }
+    }
+
+    fn next_work(&self, progress: &mut Progress, staging_is_free: bool) -> Result<Option<Work>, Stop> {
+        match progress.phase {
+            Phase::Transfer => self.next_block(progress, staging_is_free),
+            Phase::Done => Ok(None),
+            Phase::Allocate => Ok(self.next_allocation(progress)),
+            Phase::Sync => Ok(next_file(progress).map(|file| Work::Sync {
+                file,
+                data_only: self.plan.durability != Durability::Full,
+            })),
+            Phase::SyncDirectory => {
+                while let Some(file) = next_file(progress) {
+                    if let Some(directory) = file.open_directory().map_err(Stop::Failed)? {
+                        return Ok(Some(Work::SyncDirectory { file, directory }));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn next_block(&self, progress: &mut Progress, staging_is_free: bool) -> Result<Option<Work>, Stop> {
+        while let Some(part) = self.plan.parts.get(progress.next) {
+            let opened = &progress.files[part.file];
+            let geometry = Geometry {
+                offset_alignment: opened.file.offset_alignment,
+                memory_alignment: opened.file.memory_alignment,
+                block_bytes: self.plan.block_bytes,
+                staged_block_bytes: self.plan.staged_block_bytes,
+                direct: opened.file.is_direct(),
+            };
+            let block = part.span.block_at(&geometry, self.plan.direction, progress.position);
+            let Some(block) = block else {
+                progress.next += 1;
+                progress.position = 0;
+                continue;
+            };
+            if block.route == Route::Staged && !staging_is_free {
+                return Err(Stop::NeedsStaging);
+            }
+            progress.position += block.length;
+            progress.moved_any = true;
+            return Ok(Some(Work::Move {
+                file: Arc::clone(&opened.file),
+                span: part.span,
+                block,
+                maybe_cached: opened.maybe_cached,
+            }));
+        }
+        Ok(None)
+    }
+
+    fn next_allocation(&self, progress: &mut Progress) -> Option<Work> {
+        loop {
+            let index = progress.next;
+            let file = next_file(progress)?;
+            let parts = self.plan.parts.iter().filter(|part| part.file == index);
+            let end = parts.map(|part| part.span.offset + part.span.length as u64).max();
+            let missing = end.and_then(|end| file.missing(end));
+            if let Some((offset, length)) = missing.filter(|(_, length)| *length >= ALLOCATE_BYTES_MIN)
+            {
+                return Some(Work::Allocate { file, offset, length });
+            }
+        }
+    }
+
+    fn phase_after(&self, phase: Phase) -> Phase {
+        match phase {
+            Phase::Allocate => Phase::Transfer,
+            // Dirty pages can't be dropped: dropping behind a store needs its bytes on the drive.
+            Phase::Transfer
+                if self.plan.direction == Direction::Store
+                    && (self.plan.durability != Durability::None || self.plan.drop_behind) =>
+            {
+                Phase::Sync
+            }
+            Phase::Sync if self.plan.durability == Durability::Full => Phase::SyncDirectory,
+            _ => Phase::Done,
+        }
+    }
+
+    /// Takes back a unit. Returns whether the operation must be put into the queue again.
+    fn complete(&self, result: Result<usize>) -> bool {
+        let mut progress = lock(&self.progress);
+        progress.units_out -= 1;
+        match result {
+            Ok(bytes) => {
+                self.bytes_done.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            Err(error) => {
+                progress.error.get_or_insert(error);
+            }
+        }
+        let requeue = progress.units_out == 0 && !progress.queued;
+        progress.queued |= requeue;
+        requeue
+    }
+
+    /// Records an error that keeps the operation from going on, whatever is out.
+    pub(crate) fn fail(&self, error: Error) {
+        lock(&self.progress).error.get_or_insert(error);
+    }
+
+    /// Puts the files right, closes them, and tells everybody who waits.
+    pub(crate) fn finish(&self) {
+        let (files, result, intact) = {
+            let mut progress = lock(&self.progress);
+            let result = self.result(progress.error.take(), progress.complete);
+            (std::mem::take(&mut progress.files), result, !progress.moved_any)
+        };
+        for OpenedFile { file, .. } in &files {
+            if result.is_err() && self.plan.direction == Direction::Store {
+                file.clean_up_failure(intact);
+            }
+            if self.plan.drop_behind && !file.is_direct() {
+                file.drop_cached();
+            }
+        }
+        drop(files);
+        self.tracker.finished(self.id, result.as_ref().err());
+        let to_signal = {
+            let mut outcome = lock(&self.outcome);
+            outcome.result = Some(result);
+            self.done.store(true, Ordering::Release);
+            std::mem::take(&mut outcome.to_signal)
+        };
+        self.finished.notify_all();
+        for wake in to_signal {
+            wake.signal();
+        }
+    }
+
+    fn result(&self, error: Option<Error>, complete: bool) -> Result<()> {
+        let error = match error {
+            Some(error) => error,
+            // A cancel that came too late changes nothing.
+            None if complete => return Ok(()),
+            None => Error::new(ErrorKind::Cancelled, "the operation was cancelled"),
+        };
+        let done = self.bytes_done.load(Ordering::Relaxed);
+        Err(error.operation(self.name()).bytes(self.bytes_total, done))
+    }
+}
+
+enum Stop {
+    NeedsStaging,
+    Failed(Error),
+}
+
+fn next_file(progress: &mut Progress) -> Option<Arc<TensorFile>> {
+    let file = progress.files.get(progress.next).map(|opened| Arc::clone(&opened.file));
+    progress.next += 1;
+    file
+}
+
+/// The ticket of an operation: waits for it, asks after it, cancels it.
+///
+/// Dropping it changes nothing: the operation goes on, and a failure that nobody waited for is
+/// delivered by [`Handle::close`](crate::Handle::close) and
+/// [`Handle::take_unseen_failures`](crate::Handle::take_unseen_failures).
+#[derive(Clone, Debug)]
+pub struct Operation(pub(crate) Arc<Shared>);
+
+impl Operation {
+    /// Waits until it is done and returns its result, the same each time.
+    ///
+    /// # Errors
+    ///
+    /// The first error that any of its transfers met; [`ErrorKind::Cancelled`] after a
+    /// [`Self::cancel`] that came in time; [`ErrorKind::Closed`] in a process forked from the one
+    /// that it belongs to.
+    pub fn wait(&self) -> Result<()> {
+        self.wait_until(None).map(|_| ())
+    }
+
+    /// Waits for at most `timeout`; `false` if it isn't done by then.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::wait`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<bool> {
+        let shared = &*self.0;
+        if shared.process != std::process::id() {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                "the operation belongs to the process that this one was forked from",
+            ));
+        }
+        if !self.wait_unacknowledged(deadline) {
+            return Ok(false);
+        }
+        self.acknowledge();
+        lock(&shared.outcome).result.clone().unwrap_or(Ok(())).map(|()| true)
+    }
+
+    /// Waits without taking notice of the result; `false` if the deadline came first.
+    pub(crate) fn wait_unacknowledged(&self, deadline: Option<Instant>) -> bool {
+        let shared = &*self.0;
+        let mut outcome = lock(&shared.outcome);
+        while outcome.result.is_none() {
+            outcome = match deadline {
+                None => shared.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    let waited = shared.finished.wait_timeout(outcome, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    /// Whether it is finished, well or badly. Never blocks.
+    pub fn is_done(&self) -> bool {
+        self.0.done.load(Ordering::Acquire)
+    }
+
+    /// Starts no further block. What is with the kernel is still waited for, so memory stays safe;
+    /// unless everything had moved, [`Self::wait`] then gives [`ErrorKind::Cancelled`].
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::Release);
+    }
+
+    /// Bytes moved so far.
+    pub fn bytes_done(&self) -> u64 {
+        self.0.bytes_done.load(Ordering::Relaxed)
+    }
+
+    /// Bytes to move.
+    pub fn bytes_total(&self) -> u64 {
+        self.0.bytes_total
+    }
+
+    /// Signals the event once it is done; at once if it is.
+    pub fn notify(&self, wake: &Arc<WakeEvent>) {
+        let mut outcome = lock(&self.0.outcome);
+        if outcome.result.is_some() {
+            wake.signal();
+        } else {
+            outcome.to_signal.push(Arc::clone(wake));
+        }
+    }
+
+    /// Takes out what the request kept alive, once it is done, so that the caller can drop it
+    /// where that is right to do. `None` before, and after the first call.
+    pub fn take_keep(&self) -> Option<Box<dyn Any + Send>> {
+        if self.is_done() { lock(&self.0.keep).take() } else { None }
+    }
+
+    /// Says that its result has been delivered, so that no other call reports its failure again.
+    pub fn acknowledge(&self) {
+        self.0.tracker.acknowledge(self.0.id);
+    }
+}

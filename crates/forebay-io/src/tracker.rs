@@ -1,0 +1,82 @@
+//! Which operations are under way, and which failures nobody has heard of yet.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, ErrorKind};
+use crate::operation::{Operation, Shared};
+use crate::stats::{Counters, add};
+
+/// Failures kept for whoever asks; the oldest make room for new ones.
+const UNSEEN_MAX: usize = 1024;
+
+/// The books on all operations of one handle in one process.
+#[derive(Debug, Default)]
+pub(crate) struct Tracker {
+    last_id: AtomicU64,
+    counters: Arc<Counters>,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    live: BTreeMap<u64, Arc<Shared>>,
+    unseen: BTreeMap<u64, Error>,
+}
+
+impl Tracker {
+    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+        Self { counters, ..Self::default() }
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn next_id(&self) -> u64 {
+        self.last_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn begin(&self, operation: &Arc<Shared>) {
+        self.books().live.insert(operation.id, Arc::clone(operation));
+    }
+
+    pub(crate) fn finished(&self, id: u64, error: Option<&Error>) {
+        add(&self.counters.operations, 1);
+        match error.map(Error::kind) {
+            None => {}
+            Some(ErrorKind::Cancelled) => add(&self.counters.cancelled, 1),
+            Some(_) => add(&self.counters.failures, 1),
+        }
+        let mut books = self.books();
+        let operation = books.live.remove(&id);
+        if let Some(error) = error.filter(|error| error.kind() != ErrorKind::Cancelled) {
+            books.unseen.insert(id, error.clone());
+            if books.unseen.len() > UNSEEN_MAX {
+                books.unseen.pop_first();
+            }
+        }
+        drop(books);
+        // Whatever its last reference keeps alive is dropped outside the lock.
+        drop(operation);
+    }
+
+    pub(crate) fn acknowledge(&self, id: u64) {
+        self.books().unseen.remove(&id);
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.books().live.len()
+    }
+
+    /// The operations under way now.
+    pub(crate) fn live(&self) -> Vec<Operation> {
+        self.books().live.values().map(|shared| Operation(Arc::clone(shared))).collect()
+    }
+
+    /// The failures that nobody has heard of, the oldest first. They count as heard of from now.
+    pub(crate) fn take_unseen(&self) -> Vec<Error> {
+        std::mem::take(&mut self.books().unseen).into_values().collect()
+    }
+}

@@ -1,0 +1,225 @@
+//! One transfer under way, and what the kernel's answer to it means.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use crate::engine::{Command, Transfer};
+use crate::error::{Error, ErrorKind};
+use crate::files::TensorFile;
+use crate::operation::{Unit, Work};
+use crate::plan::{Block, Direction, Route, Span};
+
+/// Attempts at one transfer before `EINTR`, `EAGAIN` or no progress count as a failure: ten
+/// seconds with the pauses that the worker makes.
+const ATTEMPTS_MAX: u32 = 1000;
+
+/// A unit that the engine is busy with.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) unit: Unit,
+    pub(super) transfer: Transfer,
+    /// Index and address of the staging block.
+    pub(super) staging: Option<(usize, *mut u8)>,
+    /// The file registered for it, to be released.
+    pub(super) bound_file: Option<(RawFd, Option<u32>)>,
+    /// Taken from the page cache because it was there.
+    pub(super) cached: bool,
+    /// Direct I/O was refused for it, with this `errno`; it goes through the page cache now.
+    pub(super) refused: Option<Errno>,
+    /// Bytes of the block's window that have moved.
+    pub(super) moved: usize,
+    pub(super) attempts: u32,
+    pub(super) started: Instant,
+}
+
+/// What to do about a completion.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// All wanted bytes have moved, or the call was all there was.
+    Done,
+    /// The same again.
+    Retry,
+    /// It moved something; go on behind that.
+    Continue,
+    /// Through the page cache instead.
+    Buffered(Option<Errno>),
+    /// Without `RWF_DONTCACHE`.
+    NotUncached,
+    /// The operation fails.
+    Failed(Error),
+}
+
+impl Flight {
+    /// The block and its span, for a flight that moves bytes.
+    pub(super) fn block(&self) -> Option<(&TensorFile, Span, Block)> {
+        match &self.unit.work {
+            Work::Move { file, span, block, .. } => Some((file, *span, *block)),
+            _ => None,
+        }
+    }
+
+    /// Interprets the kernel's result: bytes moved or a negated `errno`.
+    pub(super) fn judge(&mut self, result: i64) -> Verdict {
+        if let Some((file, span, block)) = self.block() {
+            let needed = block.skip(&span) + block.length;
+            let granule = usize::try_from(file.offset_alignment).unwrap_or(usize::MAX);
+            if let Ok(bytes) = usize::try_from(result) {
+                return self.judge_bytes(bytes, needed, granule, block.route);
+            }
+        } else if result >= 0 {
+            return Verdict::Done;
+        }
+        let code = i32::try_from(result.saturating_neg()).unwrap_or(i32::MAX);
+        self.judge_errno(Errno::from_raw_os_error(code))
+    }
+
+    fn judge_bytes(
+        &mut self,
+        bytes: usize,
+        needed: usize,
+        granule: usize,
+        route: Route,
+    ) -> Verdict {
+        let before = self.moved;
+        self.moved += bytes;
+        if self.moved >= needed {
+            return Verdict::Done;
+        }
+        if bytes == 0 {
+            if self.transfer.command == Command::Read {
+                return Verdict::Failed(self.short_file());
+            }
+            return self.again(Verdict::Retry, Errno::IO);
+        }
+        if route == Route::Buffered {
+            return Verdict::Continue;
+        }
+        // Direct I/O goes on at a granule only; what was moved beyond it is moved once more.
+        self.moved -= self.moved % granule;
+        if self.moved > before { Verdict::Continue } else { Verdict::Buffered(None) }
+    }
+
+    fn judge_errno(&mut self, code: Errno) -> Verdict {
+        let not_supported = matches!(code, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS);
+        match code {
+            Errno::INTR | Errno::AGAIN => self.again(Verdict::Retry, code),
+            _ if not_supported && self.transfer.command == Command::Allocate => Verdict::Done,
+            _ if not_supported && self.transfer.uncached => Verdict::NotUncached,
+            _ if not_supported && self.goes_direct() && !self.unit.operation.plan.require_direct => {
+                Verdict::Buffered(Some(code))
+            }
+            _ => Verdict::Failed(self.os_error(code)),
+        }
+    }
+
+    fn goes_direct(&self) -> bool {
+        self.block().is_some_and(|(_, _, block)| block.route != Route::Buffered)
+    }
+
+    fn again(&mut self, verdict: Verdict, code: Errno) -> Verdict {
+        self.attempts += 1;
+        if self.attempts < ATTEMPTS_MAX { verdict } else { Verdict::Failed(self.os_error(code)) }
+    }
+
+    fn os_error(&self, code: Errno) -> Error {
+        let what = match (&self.unit.work, self.transfer.command) {
+            (Work::SyncDirectory { .. }, _) => "cannot make the directory durable of",
+            (_, Command::Read) => "cannot read",
+            (_, Command::Write) => "cannot write",
+            (_, Command::Sync { .. }) => "cannot make durable",
+            (_, Command::Allocate) => "cannot reserve space for",
+        };
+        let mut error = Error::from_os(code.raw_os_error(), what);
+        if let Some(file) = self.file() {
+            error = error.path(file.label());
+        }
+        if !matches!(self.transfer.command, Command::Sync { .. }) {
+            error = error.offset(self.transfer.offset);
+        }
+        match code {
+            Errno::NOSPC => error.hint("free some space, or store to another file system"),
+            Errno::DQUOT => error.hint("the disk quota is used up"),
+            Errno::FBIG => error.hint("see `ulimit -f` and the limits of the file system"),
+            _ => error,
+        }
+    }
+
+    fn short_file(&self) -> Error {
+        let error = Error::new(ErrorKind::ShortFile, "the file became shorter while it was read:")
+            .offset(self.transfer.offset);
+        match self.file() {
+            Some(file) => error.path(file.label()),
+            None => error,
+        }
+    }
+
+    fn file(&self) -> Option<&TensorFile> {
+        match &self.unit.work {
+            Work::Allocate { file, .. }
+            | Work::Move { file, .. }
+            | Work::Sync { file, .. }
+            | Work::SyncDirectory { file, .. } => Some(file),
+            Work::Settled => None,
+        }
+    }
+
+    /// Fills in the transfer from the unit and from how far it got.
+    pub(super) fn aim(&mut self, token: u64) {
+        let transfer = match &self.unit.work {
+            Work::Allocate { file, offset, length } => Transfer {
+                command: Command::Allocate,
+                offset: *offset,
+                length: usize::try_from(*length).unwrap_or(usize::MAX),
+                ..call(token, file.descriptor(false))
+            },
+            Work::Sync { file, data_only } => Transfer {
+                command: Command::Sync { data_only: *data_only },
+                ..call(token, file.descriptor(false))
+            },
+            Work::SyncDirectory { directory, .. } => Transfer {
+                command: Command::Sync { data_only: false },
+                ..call(token, directory.as_raw_fd())
+            },
+            Work::Settled => return,
+            Work::Move { file, span, block, .. } => {
+                let direct = block.route != Route::Buffered;
+                let start = match self.staging {
+                    Some((_, address)) => address,
+                    None => std::ptr::with_exposed_provenance_mut::<u8>(span.address)
+                        .wrapping_add(block.position),
+                };
+                let direction = self.unit.operation.plan.direction;
+                Transfer {
+                    command: match direction {
+                        Direction::Load => Command::Read,
+                        Direction::Store => Command::Write,
+                    },
+                    buffered: !direct,
+                    offset: block.window_offset + self.moved as u64,
+                    address: start.wrapping_add(self.moved),
+                    length: block.window_length - self.moved,
+                    ..call(token, file.descriptor(direct))
+                }
+            }
+        };
+        self.transfer = transfer;
+    }
+}
+
+/// A transfer without memory, and with nothing registered.
+pub(super) fn call(token: u64, descriptor: RawFd) -> Transfer {
+    Transfer {
+        token,
+        command: Command::Sync { data_only: true },
+        descriptor,
+        file_slot: None,
+        buffer_slot: None,
+        buffered: true,
+        uncached: false,
+        offset: 0,
+        address: std::ptr::null_mut(),
+        length: 0,
+    }
+}

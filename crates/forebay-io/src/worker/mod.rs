@@ -1,0 +1,422 @@
+//! Workers: each owns an engine, takes blocks from the scheduler, and sees them through.
+//!
+//! # Invariants
+//!
+//! - A unit taken from an operation is given back exactly once, whatever happens to the engine.
+//! - Before memory or files are let go, the engine has reported the transfer or is dropped.
+//! - A worker with nothing to do sleeps in the kernel until its port is signalled.
+
+mod bindings;
+mod flight;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bindings::Bindings;
+use flight::{Flight, Verdict};
+
+use crate::engine::{Command, Completion, Engine, Transfer};
+use crate::error::{Error, Result};
+use crate::operation::{Shared, Unit, Work};
+use crate::plan::{Direction, Route};
+use crate::scheduler::{Port, Room, Scheduler, Taken};
+use crate::staging::Staging;
+use crate::stats::{Counters, add};
+use crate::syscalls::{cached_bytes, page_bytes};
+
+/// Retries at once before pauses come in between: an interruption passes, exhaustion needs time.
+const QUICK_ATTEMPTS: u32 = 8;
+/// Pause before asking again for what the kernel has no resources for at the moment.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Pause when an engine with nothing in flight takes nothing.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
+/// Smallest operation, in bytes, whose file is worth two calls to register it.
+const BIND_FILE_BYTES_MIN: u64 = 16 << 20;
+/// Of this many transfers in flight, one at least is kept for demand.
+const DEMAND_SHARE: usize = 4;
+
+/// See the [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct Worker {
+    engine: Box<dyn Engine>,
+    scheduler: Arc<Scheduler>,
+    port: Arc<Port>,
+    counters: Arc<Counters>,
+    staging: Staging,
+    bindings: Bindings,
+    uses_page_cache: bool,
+    flights: Vec<Option<Flight>>,
+    free_tokens: Vec<usize>,
+    /// Transfers that the engine has yet to take.
+    ready: Vec<Transfer>,
+    /// Staged units that got no staging block.
+    parked: VecDeque<Unit>,
+    prefetch_in_flight: usize,
+    completions: Vec<Completion>,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        engine: Box<dyn Engine>,
+        scheduler: Arc<Scheduler>,
+        port: Arc<Port>,
+        counters: Arc<Counters>,
+        staging: Staging,
+        uses_page_cache: bool,
+    ) -> Self {
+        let bindings = Bindings::new(Arc::clone(&port), Arc::clone(&counters), engine.as_ref());
+        Self {
+            engine,
+            scheduler,
+            port,
+            counters,
+            staging,
+            bindings,
+            uses_page_cache,
+            flights: Vec::new(),
+            free_tokens: Vec::new(),
+            ready: Vec::new(),
+            parked: VecDeque::new(),
+            prefetch_in_flight: 0,
+            completions: Vec::new(),
+        }
+    }
+
+    /// Works until the scheduler stops and nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// The engine broke. Every unit that was out here has been given back with that error.
+    pub(crate) fn run(mut self) -> Result<()> {
+        match self.work() {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.give_everything_back(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn work(&mut self) -> Result<()> {
+        loop {
+            self.bindings.drop_gone_regions(self.engine.as_mut());
+            let version = self.scheduler.version();
+            let room = self.room();
+            let Taken { units, finished } = self.scheduler.take(room);
+            let took_any = !(units.is_empty() && finished.is_empty());
+            for operation in finished {
+                operation.finish();
+            }
+            for unit in units {
+                self.start(unit);
+            }
+            self.submit()?;
+            if self.outstanding() == 0 {
+                if took_any {
+                    continue;
+                }
+                if self.scheduler.is_stopping() && self.scheduler.is_empty() {
+                    return Ok(());
+                }
+            }
+            self.sleep(version)?;
+            self.handle_completions();
+        }
+    }
+
+    fn outstanding(&self) -> usize {
+        self.engine.in_flight() + self.ready.len() + self.parked.len()
+    }
+
+    fn room(&self) -> Room {
+        let depth = self.engine.depth();
+        let prefetch = (depth - depth / DEMAND_SHARE).max(1);
+        Room {
+            transfers: depth.saturating_sub(self.outstanding()),
+            prefetch: prefetch.saturating_sub(self.prefetch_in_flight),
+            staging_blocks: self.staging.free_count().saturating_sub(self.parked.len()),
+        }
+    }
+
+    /// Waits for completions, for work if there is room for it, or for a message.
+    fn sleep(&mut self, version: u64) -> Result<()> {
+        let idle = self.engine.in_flight() == 0;
+        if idle && !self.ready.is_empty() {
+            std::thread::sleep(REFUSED_PAUSE);
+            return Ok(());
+        }
+        self.port.waiting.store(self.room().transfers > 0, Ordering::SeqCst);
+        let timeout = if self.scheduler.version() == version { None } else { Some(Duration::ZERO) };
+        let slept = if idle {
+            self.port.wake.wait(timeout);
+            Ok(())
+        } else {
+            self.engine.reap(timeout, &mut self.completions)
+        };
+        self.port.waiting.store(false, Ordering::SeqCst);
+        slept
+    }
+
+    /// Turns a unit into a transfer that is ready for the engine.
+    fn start(&mut self, unit: Unit) {
+        let token = self.free_tokens.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() - 1
+        });
+        self.prefetch_in_flight += usize::from(unit.is_prefetch());
+        let mut flight = Flight {
+            unit,
+            transfer: flight::call(token as u64, -1),
+            staging: None,
+            bound_file: None,
+            cached: false,
+            refused: None,
+            moved: 0,
+            attempts: 0,
+            started: Instant::now(),
+        };
+        self.prefer_page_cache(&mut flight);
+        match self.stage(&mut flight) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.prefetch_in_flight -= usize::from(flight.unit.is_prefetch());
+                self.free_tokens.push(token);
+                self.parked.push_back(flight.unit);
+                return;
+            }
+            Err(error) => return self.end(token, flight, Err(error)),
+        }
+        self.aim(&mut flight, token);
+        self.ready.push(flight.transfer);
+        self.flights[token] = Some(flight);
+    }
+
+    /// A block whose pages are all in the page cache already is loaded from there.
+    fn prefer_page_cache(&self, flight: &mut Flight) {
+        let Work::Move { file, span, block, maybe_cached: true } = &mut flight.unit.work else {
+            return;
+        };
+        if !self.uses_page_cache || block.route == Route::Buffered {
+            return;
+        }
+        let page = page_bytes();
+        let start = span.offset + block.position as u64;
+        let end = start + block.length as u64;
+        let wanted = end.next_multiple_of(page) - (start - start % page);
+        let cached = cached_bytes(file.buffered(), start, block.length as u64);
+        if cached.is_some_and(|cached| cached >= wanted) {
+            *block = block.buffered(span);
+            flight.cached = true;
+        }
+    }
+
+    /// Finds a staging block for a staged one and, for a store, fills it. `false`: none is free.
+    fn stage(&mut self, flight: &mut Flight) -> Result<bool> {
+        let Work::Move { span, block, .. } = &flight.unit.work else { return Ok(true) };
+        if block.route != Route::Staged {
+            return Ok(true);
+        }
+        let Some((index, address)) = self.staging.take()? else { return Ok(false) };
+        if flight.unit.operation.plan.direction == Direction::Store {
+            let from = std::ptr::with_exposed_provenance::<u8>(span.address);
+            copy(from.wrapping_add(block.position), address, block.length);
+        }
+        flight.staging = Some((index, address));
+        Ok(true)
+    }
+
+    /// Points the transfer at what is left of the block, registered where that pays.
+    fn aim(&mut self, flight: &mut Flight, token: usize) {
+        flight.aim(token as u64);
+        let Some((file, _, block)) = flight.block() else { return };
+        let direct = block.route != Route::Buffered;
+        let operation = &flight.unit.operation;
+        // A ragged end of a long store leaves no page behind; short ones may soon be written next
+        // to, and would then have to read the page back.
+        flight.transfer.uncached = !direct
+            && file.is_direct()
+            && flight.transfer.command == Command::Write
+            && operation.plan.parts.len() == 1
+            && operation.bytes_total() >= operation.plan.block_bytes as u64
+            && file.mount.takes_uncached();
+        let descriptor = flight.transfer.descriptor;
+        if direct {
+            let Transfer { address, length, .. } = flight.transfer;
+            let engine = self.engine.as_mut();
+            flight.transfer.buffer_slot = self.bindings.buffer_slot(engine, address, length);
+            if flight.bound_file.is_none()
+                && flight.unit.operation.bytes_total() >= BIND_FILE_BYTES_MIN
+            {
+                let slot = self.bindings.file_slot(engine, descriptor);
+                flight.bound_file = Some((descriptor, slot));
+            }
+            flight.transfer.file_slot = flight.bound_file.and_then(|(_, slot)| slot);
+        }
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        while let Some(unit) = self.parked.pop_front() {
+            if self.staging.free_count() == 0 {
+                self.parked.push_front(unit);
+                break;
+            }
+            self.start(unit);
+        }
+        if self.ready.is_empty() {
+            return Ok(());
+        }
+        let accepted = self.hand_over()?;
+        self.ready.drain(..accepted);
+        add(&self.counters.transfers, accepted as u64);
+        self.counters.depth(self.engine.in_flight());
+        Ok(())
+    }
+
+    #[expect(unsafe_code, reason = "a transfer is a promise about memory and descriptors")]
+    fn hand_over(&mut self) -> Result<usize> {
+        // SAFETY: the flight of each transfer holds its operation, whose maker keeps the memory
+        // valid until it is done, and its file; it stays in `flights` until the completion is
+        // seen, or until the engine is dropped in `give_everything_back`.
+        unsafe { self.engine.submit(&self.ready) }
+    }
+
+    fn handle_completions(&mut self) {
+        let completions = std::mem::take(&mut self.completions);
+        for completion in &completions {
+            let Ok(token) = usize::try_from(completion.token) else { continue };
+            let Some(flight) = self.flights.get_mut(token).and_then(Option::take) else { continue };
+            self.handle(token, flight, completion.result);
+        }
+        self.completions = completions;
+        self.completions.clear();
+    }
+
+    fn handle(&mut self, token: usize, mut flight: Flight, result: i64) {
+        match flight.judge(result) {
+            Verdict::Done => return self.arrive(token, flight),
+            Verdict::Failed(error) => {
+                let error = error.engine(self.engine.kind().name());
+                return self.end(token, flight, Err(error));
+            }
+            Verdict::Retry => {
+                add(&self.counters.retries, 1);
+                if flight.attempts > QUICK_ATTEMPTS {
+                    std::thread::sleep(PAUSE);
+                }
+            }
+            Verdict::Continue => add(&self.counters.short_transfers, 1),
+            Verdict::NotUncached => {
+                if let Some((file, ..)) = flight.block() {
+                    file.mount.refuse_uncached();
+                }
+            }
+            Verdict::Buffered(refused) => self.reroute(&mut flight, refused),
+        }
+        self.aim(&mut flight, token);
+        self.ready.push(flight.transfer);
+        self.flights[token] = Some(flight);
+    }
+
+    /// Sends a block that can't go directly through the page cache, from its beginning.
+    fn reroute(&mut self, flight: &mut Flight, refused: Option<rustix::io::Errno>) {
+        if let Some((index, _)) = flight.staging.take() {
+            self.staging.give_back(index);
+        }
+        if let Work::Move { span, block, .. } = &mut flight.unit.work {
+            *block = block.buffered(span);
+        }
+        flight.moved = 0;
+        flight.refused = flight.refused.or(refused);
+        if refused.is_none() {
+            add(&self.counters.short_transfers, 1);
+        }
+    }
+
+    /// All bytes of a flight are there: delivers them and counts them.
+    fn arrive(&mut self, token: usize, flight: Flight) {
+        self.counters.latency(flight.started.elapsed());
+        let Some((file, span, block)) = flight.block() else {
+            return self.end(token, flight, Ok(0));
+        };
+        if let Some(code) = flight.refused {
+            let reason = format!("O_DIRECT is refused by a transfer: {code}");
+            if file.mount.refuse_direct(&reason) {
+                let label = file.label().display();
+                self.counters.fallback(&format!("no direct I/O for {label}: {reason}"));
+            }
+        }
+        let direction = flight.unit.operation.plan.direction;
+        if let (Some((_, address)), Direction::Load) = (flight.staging, direction) {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address);
+            copy(address.wrapping_add(block.skip(&span)), to.wrapping_add(block.position), block.length);
+        }
+        let bytes = block.length as u64;
+        add(
+            match (block.route, flight.cached) {
+                (_, true) => &self.counters.bytes_cached,
+                (Route::Direct, _) => &self.counters.bytes_direct,
+                (Route::Staged, _) => &self.counters.bytes_staged,
+                (Route::Buffered, _) => &self.counters.bytes_buffered,
+            },
+            bytes,
+        );
+        if flight.transfer.buffer_slot.is_some() {
+            add(&self.counters.bytes_registered, bytes);
+        }
+        add(
+            match direction {
+                Direction::Load => &self.counters.bytes_read,
+                Direction::Store => &self.counters.bytes_written,
+            },
+            bytes,
+        );
+        self.end(token, flight, Ok(block.length));
+    }
+
+    /// Gives a unit back to its operation, and what it used to this worker.
+    fn end(&mut self, token: usize, flight: Flight, result: Result<usize>) {
+        if let Some((index, _)) = flight.staging {
+            self.staging.give_back(index);
+        }
+        if let Some((descriptor, _)) = flight.bound_file {
+            self.bindings.release_file(self.engine.as_mut(), descriptor);
+        }
+        self.free_tokens.push(token);
+        self.prefetch_in_flight -= usize::from(flight.unit.is_prefetch());
+        let was_allocation = matches!(flight.unit.work, Work::Allocate { .. });
+        if let Some(operation) = flight.unit.settle(result) {
+            let helpers = if was_allocation { operation.block_count() } else { 0 };
+            self.scheduler.push(operation, helpers);
+        }
+    }
+
+    /// The engine is broken: waits for what it still does, then fails everything that was here.
+    fn give_everything_back(self, error: &Error) {
+        let Self { engine, scheduler, flights, parked, .. } = self;
+        drop(engine);
+        let units = flights.into_iter().flatten().map(|flight| flight.unit).chain(parked);
+        for unit in units {
+            if let Some(operation) = unit.settle(Err(error.clone())) {
+                scheduler.push(operation, usize::MAX);
+            }
+        }
+    }
+}
+
+/// Fails and finishes operations that no worker is left to serve.
+pub(crate) fn abandon(operations: Vec<Arc<Shared>>, error: &Error) {
+    for operation in operations {
+        operation.fail(error.clone());
+        operation.finish();
+    }
+}
+
+#[expect(unsafe_code, reason = "moves bytes between staging blocks and the caller's memory")]
+fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: one side is a staging block that this flight alone holds, at least `length` bytes by
+    // the planner's invariants; the other is the caller's memory, valid until the operation is
+    // done. They are different allocations.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+}
