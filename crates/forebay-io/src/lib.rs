@@ -1,0 +1,4 @@
+//! Moves tensors between drives and memory.
+
+pub mod error;
+pub mod memory;
