@@ -1,0 +1,97 @@
+//! A buffer of a pool: its bytes, and giving them back.
+#![expect(unsafe_code, reason = "the bytes of a mapping are reached by address")]
+
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use super::extents::Extent;
+use super::pool::Pool;
+use super::region::Region;
+
+/// Where a buffer's bytes come from.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// No bytes: nothing to give back.
+    Nowhere,
+    /// Part of a shared region.
+    Shared(Extent),
+    /// All of a region; `None` once given back.
+    Own(Option<Region>),
+}
+
+/// Memory of a [`Pool`], zero when handed out; dropping it gives it back at once.
+///
+/// In a forked child the memory isn't mapped: reading it there is a fault, dropping it is fine.
+#[derive(Debug)]
+pub struct PoolBuffer {
+    pub(super) address: NonNull<u8>,
+    pub(super) length: usize,
+    pub(super) locked: bool,
+    pub(super) place: Place,
+    pub(super) pool: Arc<Pool>,
+}
+
+// SAFETY: the bytes are this buffer's alone and belong to no thread; the pool is Send and Sync.
+unsafe impl Send for PoolBuffer {}
+// SAFETY: a shared reference only reads; who writes through `as_ptr` keeps the rules of raw
+// pointers itself.
+unsafe impl Sync for PoolBuffer {}
+
+impl PoolBuffer {
+    /// The first byte, aligned as asked; valid for reads and writes of [`len`](Self::len) bytes
+    /// while the buffer lives. A buffer of no bytes has an aligned address that isn't mapped.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// The length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether its pages stay in memory once touched; if not, [`super::PoolStats::lock_refused`]
+    /// says why. True of a buffer of no bytes.
+    pub fn is_locked(&self) -> bool {
+        self.locked
+    }
+
+    /// The pool that it came from.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Its bytes. They are initialised: zero, or what was written since.
+    ///
+    /// Whoever has a transfer write to [`as_ptr`](Self::as_ptr) makes sure that no such slice is
+    /// in use before its completion.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the pool zeroed these bytes and they are this buffer's alone until it is dropped.
+        unsafe { slice::from_raw_parts(self.address.as_ptr(), self.length) }
+    }
+
+    /// Its bytes, to change. See [`as_slice`](Self::as_slice).
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as for `as_slice`, and the borrow is exclusive.
+        unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
+    }
+
+    /// Zeroes the first `length` bytes, which an earlier buffer may have written.
+    pub(super) fn clear(&mut self, length: usize) {
+        let length = length.min(self.length);
+        // SAFETY: the bytes are mapped, this buffer's alone, and `u8` takes any value.
+        unsafe { self.address.as_ptr().write_bytes(0, length) };
+    }
+}
+
+impl Drop for PoolBuffer {
+    fn drop(&mut self) {
+        let place = std::mem::replace(&mut self.place, Place::Nowhere);
+        self.pool.take_back(self.length, place);
+    }
+}

@@ -1,0 +1,38 @@
+//! Pinned memory: exact sizes, a hard budget, and pieces that engines can register.
+//!
+//! A [`Pool`] hands out [`PoolBuffer`]s. Large buffers have a mapping (a *region*) of their own,
+//! their length rounded up to whole pages; small ones share regions of 2 MiB. A region is
+//! unmapped, and its memory back with the kernel, when its last buffer goes.
+//!
+//! # Invariants
+//!
+//! - A buffer's bytes are zero when it is handed out, and no two live buffers overlap.
+//! - The bytes that a pool has mapped never exceed its budget.
+//! - What a region lacks (a lock, huge pages) is a flag, never a failed allocation.
+//! - Regions aren't mapped in a forked child, and nothing that a child does to objects it
+//!   inherited changes the parent's memory or waits for a lock that the parent held.
+//! - Listeners hear of a region's end once, before it is unmapped, with no pool lock held.
+//!
+//! The arithmetic of free extents (`extents`) makes no system calls; mapping and locking are in
+//! `region`, the lock-free list of all regions in `registry`, what the machine has left in
+//! [`limits`], fork detection in `process`.
+
+pub mod limits;
+
+mod buffer;
+mod extents;
+mod pool;
+mod process;
+mod region;
+mod registry;
+
+pub use buffer::PoolBuffer;
+pub use pool::{Pool, PoolOptions, PoolStats};
+pub use registry::{PIECE_BYTES, Piece, RegionListener, listen, piece_of};
+
+/// The smallest alignment of a buffer: a cache line.
+pub const ALIGNMENT_MIN: usize = 64;
+
+/// The alignment to ask for when nothing else is known: the page size of most machines and the
+/// largest logical block size of the drives in use.
+pub const ALIGNMENT_DEFAULT: usize = 4096;
