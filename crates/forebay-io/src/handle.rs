@@ -65,11 +65,22 @@ pub struct Request {
 
 impl Request {
     /// A request of one part.
-    pub fn new(direction: Direction, target: Target, offset: u64, address: *mut u8, length: usize) -> Self {
+    pub fn new(
+        direction: Direction,
+        target: Target,
+        offset: u64,
+        address: *mut u8,
+        length: usize,
+    ) -> Self {
         Self {
             direction,
             files: vec![target],
-            parts: vec![Part { file: 0, offset, address, length }],
+            parts: vec![Part {
+                file: 0,
+                offset,
+                address,
+                length,
+            }],
             whole_file: false,
             priority: Priority::Demand,
             durability: None,
@@ -152,7 +163,11 @@ impl Handle {
         options.pool = None;
         let fresh = Arc::new(Runtime::start(&options, &self.factory)?);
         let before = self.runtime.compare_and_swap(&runtime, Arc::clone(&fresh));
-        if Arc::ptr_eq(&before, &runtime) { Ok(fresh) } else { Ok(Arc::clone(&before)) }
+        if Arc::ptr_eq(&before, &runtime) {
+            Ok(fresh)
+        } else {
+            Ok(Arc::clone(&before))
+        }
     }
 
     fn open_runtime(&self) -> Result<Arc<Runtime>> {
@@ -181,7 +196,9 @@ impl Handle {
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
         let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
-        let operation = self.prepare(&runtime, request).map_err(|error| error.operation(name))?;
+        let operation = self
+            .prepare(&runtime, request)
+            .map_err(|error| error.operation(name))?;
         runtime.tracker.begin(&operation);
         let workers = operation.block_count();
         runtime.scheduler.push(Arc::clone(&operation), workers);
@@ -205,13 +222,18 @@ impl Handle {
             let file = TensorFile::open(target, options, &runtime.mounts)?;
             if let (DirectMode::Auto, Some(reason)) = (options.mode, file.mount.direct_refusal()) {
                 let label = file.mount_label();
-                runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
+                runtime
+                    .counters
+                    .fallback(&format!("no direct I/O on {label}: {reason}"));
             }
             let maybe_cached = request.direction == Direction::Load
                 && self.options.page_cache
                 && file.is_direct()
                 && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
-            files.push(OpenedFile { file: Arc::new(file), maybe_cached });
+            files.push(OpenedFile {
+                file: Arc::new(file),
+                maybe_cached,
+            });
         }
         if request.direction == Direction::Load {
             check_sizes(&request, &files)?;
@@ -234,7 +256,12 @@ impl Handle {
             staged_block_bytes: runtime.staged_block_bytes,
             parts: parts.collect(),
         };
-        Ok(Shared::new(plan, files, request.keep, Arc::clone(&runtime.tracker)))
+        Ok(Shared::new(
+            plan,
+            files,
+            request.keep,
+            Arc::clone(&runtime.tracker),
+        ))
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
@@ -282,9 +309,7 @@ impl Handle {
             return Ok(false);
         }
         let counters = &runtime.counters;
-        for counter in
-            [&counters.bytes_read, &counters.bytes_cached]
-        {
+        for counter in [&counters.bytes_read, &counters.bytes_cached] {
             add(counter, part.length as u64);
         }
         add(&counters.operations, 1);
@@ -298,7 +323,14 @@ impl Handle {
     ///
     /// As for [`Self::run`].
     pub fn load(&self, path: impl AsRef<Path>, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.run_borrowed(Direction::Load, path.as_ref(), offset, buffer.as_mut_ptr(), buffer.len(), false)
+        self.run_borrowed(
+            Direction::Load,
+            path.as_ref(),
+            offset,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            false,
+        )
     }
 
     /// Stores a buffer as a whole file of exactly its size.
@@ -308,7 +340,14 @@ impl Handle {
     /// As for [`Self::run`].
     pub fn store(&self, path: impl AsRef<Path>, buffer: &[u8]) -> Result<()> {
         let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(Direction::Store, path.as_ref(), 0, address, buffer.len(), true)
+        self.run_borrowed(
+            Direction::Store,
+            path.as_ref(),
+            0,
+            address,
+            buffer.len(),
+            true,
+        )
     }
 
     /// Stores a buffer at `offset` of a file, and leaves the rest of the file as it is.
@@ -318,10 +357,20 @@ impl Handle {
     /// As for [`Self::run`].
     pub fn store_at(&self, path: impl AsRef<Path>, offset: u64, buffer: &[u8]) -> Result<()> {
         let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(Direction::Store, path.as_ref(), offset, address, buffer.len(), false)
+        self.run_borrowed(
+            Direction::Store,
+            path.as_ref(),
+            offset,
+            address,
+            buffer.len(),
+            false,
+        )
     }
 
-    #[expect(unsafe_code, reason = "the one place that lends a slice to an operation")]
+    #[expect(
+        unsafe_code,
+        reason = "the one place that lends a slice to an operation"
+    )]
     fn run_borrowed(
         &self,
         direction: Direction,
@@ -332,7 +381,10 @@ impl Handle {
         whole_file: bool,
     ) -> Result<()> {
         let target = Target::Path(path.to_path_buf());
-        let request = Request { whole_file, ..Request::new(direction, target, offset, address, length) };
+        let request = Request {
+            whole_file,
+            ..Request::new(direction, target, offset, address, length)
+        };
         // SAFETY: the slice is borrowed until `run` returns, when the operation is done; a store
         // only reads from it.
         unsafe { self.run(request) }
@@ -374,13 +426,21 @@ impl Handle {
     /// Operations under way.
     pub fn pending(&self) -> usize {
         let runtime = self.runtime.load();
-        if runtime.belongs_here() { runtime.tracker.pending() } else { 0 }
+        if runtime.belongs_here() {
+            runtime.tracker.pending()
+        } else {
+            0
+        }
     }
 
     /// The failures of finished operations that nobody has heard of, the oldest first.
     pub fn take_unseen_failures(&self) -> Vec<Error> {
         let runtime = self.runtime.load();
-        if runtime.belongs_here() { runtime.tracker.take_unseen() } else { Vec::new() }
+        if runtime.belongs_here() {
+            runtime.tracker.take_unseen()
+        } else {
+            Vec::new()
+        }
     }
 
     /// The options it was made with.
@@ -408,14 +468,21 @@ impl Handle {
         if runtime.belongs_here() {
             runtime.counters.snapshot(runtime.engine.name())
         } else {
-            Stats { engine: runtime.engine.name(), ..Stats::default() }
+            Stats {
+                engine: runtime.engine.name(),
+                ..Stats::default()
+            }
         }
     }
 
     /// Fallbacks that were not reported yet, each once, for a log.
     pub fn notices(&self) -> Vec<String> {
         let runtime = self.runtime.load();
-        if runtime.belongs_here() { runtime.counters.notices() } else { Vec::new() }
+        if runtime.belongs_here() {
+            runtime.counters.notices()
+        } else {
+            Vec::new()
+        }
     }
 }
 
@@ -446,7 +513,10 @@ fn enlist(runtime: &Arc<Runtime>) {
 
 /// Waits for every operation of this process, for the end of a program.
 pub fn drain_all() {
-    let runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let runtimes = RUNTIMES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
     for runtime in runtimes.iter().filter_map(Weak::upgrade) {
         if runtime.belongs_here() {
             wait_all(&runtime, None);
@@ -465,16 +535,26 @@ fn name_of(direction: Direction) -> &'static str {
 fn check_parts(request: &Request) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
     for part in &request.parts {
-        let Part { file, offset, address, length } = *part;
+        let Part {
+            file,
+            offset,
+            address,
+            length,
+        } = *part;
         if file >= request.files.len() {
-            return invalid(format!("part of file {file}, but there are {}", request.files.len()));
+            return invalid(format!(
+                "part of file {file}, but there are {}",
+                request.files.len()
+            ));
         }
         if address.is_null() && length > 0 {
             return invalid(format!("{length} bytes of memory at a null address"));
         }
         let end = offset.checked_add(length as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
-            return invalid(format!("offset {offset} and length {length} don't fit in a file"));
+            return invalid(format!(
+                "offset {offset} and length {length} don't fit in a file"
+            ));
         }
     }
     Ok(())

@@ -71,7 +71,9 @@ impl Unit {
     pub(crate) fn settle(mut self, result: Result<usize>) -> Option<Arc<Shared>> {
         // Its reference to the file goes first, so that finishing the operation closes the file.
         self.work = Work::Settled;
-        self.operation.complete(result).then(|| Arc::clone(&self.operation))
+        self.operation
+            .complete(result)
+            .then(|| Arc::clone(&self.operation))
     }
 
     pub(crate) fn is_prefetch(&self) -> bool {
@@ -86,7 +88,10 @@ impl Drop for Unit {
             return;
         }
         self.work = Work::Settled;
-        let error = Error::new(ErrorKind::Closed, "a worker stopped in the middle of a transfer");
+        let error = Error::new(
+            ErrorKind::Closed,
+            "a worker stopped in the middle of a transfer",
+        );
         if self.operation.complete(Err(error)) {
             self.operation.finish();
         }
@@ -95,10 +100,25 @@ impl Drop for Unit {
 
 #[derive(Debug)]
 pub(crate) enum Work {
-    Allocate { file: Arc<TensorFile>, offset: u64, length: u64 },
-    Move { file: Arc<TensorFile>, span: Span, block: Block, maybe_cached: bool },
-    Sync { file: Arc<TensorFile>, data_only: bool },
-    SyncDirectory { file: Arc<TensorFile>, directory: OwnedFd },
+    Allocate {
+        file: Arc<TensorFile>,
+        offset: u64,
+        length: u64,
+    },
+    Move {
+        file: Arc<TensorFile>,
+        span: Span,
+        block: Block,
+        maybe_cached: bool,
+    },
+    Sync {
+        file: Arc<TensorFile>,
+        data_only: bool,
+    },
+    SyncDirectory {
+        file: Arc<TensorFile>,
+        directory: OwnedFd,
+    },
     /// The unit has been given back.
     Settled,
 }
@@ -229,7 +249,9 @@ impl Shared {
     /// About how many blocks there are, for deciding how many workers to wake.
     pub(crate) fn block_count(&self) -> usize {
         let whole = self.bytes_total / self.plan.block_bytes.max(1) as u64;
-        usize::try_from(whole).unwrap_or(usize::MAX).max(self.plan.parts.len())
+        usize::try_from(whole)
+            .unwrap_or(usize::MAX)
+            .max(self.plan.parts.len())
     }
 
     /// Gives out the next unit of work.
@@ -242,7 +264,10 @@ impl Shared {
             match self.next_work(&mut progress, staging_is_free) {
                 Ok(Some(work)) => {
                     progress.units_out += 1;
-                    return Take::Unit(Unit { operation: Arc::clone(self), work });
+                    return Take::Unit(Unit {
+                        operation: Arc::clone(self),
+                        work,
+                    });
                 }
                 Ok(None) if progress.units_out > 0 => {
                     progress.queued = false;
@@ -264,7 +289,11 @@ impl Shared {
         }
     }
 
-    fn next_work(&self, progress: &mut Progress, staging_is_free: bool) -> Result<Option<Work>, Stop> {
+    fn next_work(
+        &self,
+        progress: &mut Progress,
+        staging_is_free: bool,
+    ) -> Result<Option<Work>, Stop> {
         match progress.phase {
             Phase::Transfer => self.next_block(progress, staging_is_free),
             Phase::Done => Ok(None),
@@ -284,7 +313,11 @@ impl Shared {
         }
     }
 
-    fn next_block(&self, progress: &mut Progress, staging_is_free: bool) -> Result<Option<Work>, Stop> {
+    fn next_block(
+        &self,
+        progress: &mut Progress,
+        staging_is_free: bool,
+    ) -> Result<Option<Work>, Stop> {
         while let Some(part) = self.plan.parts.get(progress.next) {
             let opened = &progress.files[part.file];
             let geometry = Geometry {
@@ -294,7 +327,9 @@ impl Shared {
                 staged_block_bytes: self.plan.staged_block_bytes,
                 direct: opened.file.is_direct(),
             };
-            let block = part.span.block_at(&geometry, self.plan.direction, progress.position);
+            let block = part
+                .span
+                .block_at(&geometry, self.plan.direction, progress.position);
             let Some(block) = block else {
                 progress.next += 1;
                 progress.position = 0;
@@ -320,11 +355,18 @@ impl Shared {
             let index = progress.next;
             let file = next_file(progress)?;
             let parts = self.plan.parts.iter().filter(|part| part.file == index);
-            let end = parts.map(|part| part.span.offset + part.span.length as u64).max();
+            let end = parts
+                .map(|part| part.span.offset + part.span.length as u64)
+                .max();
             let missing = end.and_then(|end| file.missing(end));
-            if let Some((offset, length)) = missing.filter(|(_, length)| *length >= ALLOCATE_BYTES_MIN)
+            if let Some((offset, length)) =
+                missing.filter(|(_, length)| *length >= ALLOCATE_BYTES_MIN)
             {
-                return Some(Work::Allocate { file, offset, length });
+                return Some(Work::Allocate {
+                    file,
+                    offset,
+                    length,
+                });
             }
         }
     }
@@ -371,7 +413,11 @@ impl Shared {
         let (files, result, intact) = {
             let mut progress = lock(&self.progress);
             let result = self.result(progress.error.take(), progress.complete);
-            (std::mem::take(&mut progress.files), result, !progress.moved_any)
+            (
+                std::mem::take(&mut progress.files),
+                result,
+                !progress.moved_any,
+            )
         };
         for OpenedFile { file, .. } in &files {
             if result.is_err() && self.plan.direction == Direction::Store {
@@ -413,7 +459,10 @@ enum Stop {
 }
 
 fn next_file(progress: &mut Progress) -> Option<Arc<TensorFile>> {
-    let file = progress.files.get(progress.next).map(|opened| Arc::clone(&opened.file));
+    let file = progress
+        .files
+        .get(progress.next)
+        .map(|opened| Arc::clone(&opened.file));
     progress.next += 1;
     file
 }
@@ -459,7 +508,11 @@ impl Operation {
             return Ok(false);
         }
         self.acknowledge();
-        lock(&shared.outcome).result.clone().unwrap_or(Ok(())).map(|()| true)
+        lock(&shared.outcome)
+            .result
+            .clone()
+            .unwrap_or(Ok(()))
+            .map(|()| true)
     }
 
     /// Waits without taking notice of the result; `false` if the deadline came first.
@@ -468,7 +521,10 @@ impl Operation {
         let mut outcome = lock(&shared.outcome);
         while outcome.result.is_none() {
             outcome = match deadline {
-                None => shared.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner),
+                None => shared
+                    .finished
+                    .wait(outcome)
+                    .unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -516,7 +572,11 @@ impl Operation {
     /// Takes out what the request kept alive, once it is done, so that the caller can drop it
     /// where that is right to do. `None` before, and after the first call.
     pub fn take_keep(&self) -> Option<Box<dyn Any + Send>> {
-        if self.is_done() { lock(&self.0.keep).take() } else { None }
+        if self.is_done() {
+            lock(&self.0.keep).take()
+        } else {
+            None
+        }
     }
 
     /// Says that its result has been delivered, so that no other call reports its failure again.

@@ -118,7 +118,9 @@ impl Runtime {
             counters,
             mounts: Mounts::default(),
             pool,
-            block_bytes: options.block_size.next_multiple_of(GRANULE_BYTES_MAX.min(options.block_size)),
+            block_bytes: options
+                .block_size
+                .next_multiple_of(GRANULE_BYTES_MAX.min(options.block_size)),
             staged_block_bytes,
             breakage,
             threads: Mutex::new(threads),
@@ -127,10 +129,17 @@ impl Runtime {
 
     /// Why no worker is left, if none is.
     pub(crate) fn breakage(&self) -> Option<Error> {
-        let none_left =
-            self.scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst));
+        let none_left = self
+            .scheduler
+            .ports()
+            .iter()
+            .all(|port| !port.alive.load(Ordering::SeqCst));
         none_left.then(|| {
-            let reason = self.breakage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let reason = self
+                .breakage
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
             reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the handle is closed"))
         })
     }
@@ -202,12 +211,22 @@ fn serve(seat: Seat, report: &Sender<Result<EngineKind>>) {
     let error = match served {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error),
-        Err(_) => Some(Error::new(ErrorKind::Closed, "a worker panicked; this is a bug")),
+        Err(_) => Some(Error::new(
+            ErrorKind::Closed,
+            "a worker panicked; this is a bug",
+        )),
     };
     port.alive.store(false, Ordering::SeqCst);
     let Some(error) = error else { return };
-    breakage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.clone());
-    if scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst)) {
+    breakage
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get_or_insert(error.clone());
+    if scheduler
+        .ports()
+        .iter()
+        .all(|port| !port.alive.load(Ordering::SeqCst))
+    {
         abandon(scheduler.take_all(), &error);
     }
 }
@@ -222,10 +241,29 @@ fn work(seat: Seat, report: &Sender<Result<EngineKind>>) -> Result<()> {
         }
     };
     let kind = engine.kind();
-    let Seat { scheduler, port, counters, pool, staged_block_bytes, staging_block_count, .. } = seat;
-    let staging =
-        Staging::new(pool, Arc::clone(&counters), staged_block_bytes, staging_block_count);
-    let worker = Worker::new(engine, scheduler, port, counters, staging, seat.uses_page_cache);
+    let Seat {
+        scheduler,
+        port,
+        counters,
+        pool,
+        staged_block_bytes,
+        staging_block_count,
+        ..
+    } = seat;
+    let staging = Staging::new(
+        pool,
+        Arc::clone(&counters),
+        staged_block_bytes,
+        staging_block_count,
+    );
+    let worker = Worker::new(
+        engine,
+        scheduler,
+        port,
+        counters,
+        staging,
+        seat.uses_page_cache,
+    );
     let _ = report.send(Ok(kind));
     worker.run()
 }

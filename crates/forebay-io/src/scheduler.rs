@@ -40,7 +40,10 @@ impl Port {
 
 impl crate::memory::RegionListener for Port {
     fn region_gone(&self, region: u64) {
-        self.regions_gone.lock().unwrap_or_else(PoisonError::into_inner).push(region);
+        self.regions_gone
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(region);
         self.wake.signal();
     }
 }
@@ -161,7 +164,9 @@ impl Scheduler {
 fn take_in_turn(queue: &mut VecDeque<Arc<Shared>>, room: &mut Room, taken: &mut Taken) {
     let mut passed_over = 0;
     while room.transfers > 0 && passed_over < queue.len() {
-        let Some(operation) = queue.pop_front() else { return };
+        let Some(operation) = queue.pop_front() else {
+            return;
+        };
         match operation.take(room.staging_blocks > 0) {
             Take::Unit(unit) => {
                 room.transfers -= 1;

@@ -91,7 +91,8 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64) {
 
 impl Counters {
     pub(crate) fn depth(&self, in_flight: usize) {
-        self.queue_depth_max.fetch_max(in_flight as u64, Ordering::Relaxed);
+        self.queue_depth_max
+            .fetch_max(in_flight as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn latency(&self, latency: Duration) {
@@ -119,7 +120,9 @@ impl Counters {
     }
 
     fn lock_fallbacks(&self) -> MutexGuard<'_, Fallbacks> {
-        self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fallbacks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn snapshot(&self, engine: &'static str) -> Stats {
@@ -177,7 +180,7 @@ mod tests {
         for _ in 0..99 {
             counters.latency(Duration::from_micros(100));
         }
-        counters.latency(Duration::from_micros(5000));
+        counters.latency(Duration::from_millis(5));
         let stats = counters.snapshot("uring");
         assert_eq!(stats.latency_us_p50, 128);
         assert_eq!(stats.latency_us_p99, 128);
@@ -191,6 +194,9 @@ mod tests {
         counters.fallback("no direct I/O");
         assert_eq!(counters.notices(), ["no direct I/O"]);
         assert!(counters.notices().is_empty());
-        assert_eq!(counters.snapshot("aio").fallbacks, [("no direct I/O".to_owned(), 2)]);
+        assert_eq!(
+            counters.snapshot("aio").fallbacks,
+            [("no direct I/O".to_owned(), 2)]
+        );
     }
 }

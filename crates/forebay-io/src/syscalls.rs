@@ -3,6 +3,9 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
+/// Number of `cachestat(2)`, the same on every architecture that Linux added it to in 6.5.
+const SYS_CACHESTAT: libc::c_long = 451;
+
 /// `struct cachestat_range` of `linux/mman.h`.
 #[repr(C)]
 struct CachestatRange {
@@ -10,15 +13,15 @@ struct CachestatRange {
     length: u64,
 }
 
-/// `struct cachestat` of `linux/mman.h`.
+/// `struct cachestat` of `linux/mman.h`, in pages.
 #[repr(C)]
 #[derive(Default)]
 struct Cachestat {
-    cached_pages: u64,
-    dirty_pages: u64,
-    writeback_pages: u64,
-    evicted_pages: u64,
-    recently_evicted_pages: u64,
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
 }
 
 /// Bytes of the file's range that are in the page cache, in whole pages; `None` where the kernel
@@ -31,14 +34,14 @@ pub(crate) fn cached_bytes(file: BorrowedFd<'_>, offset: u64, length: u64) -> Op
     // keeps neither.
     let status = unsafe {
         libc::syscall(
-            libc::SYS_cachestat,
+            SYS_CACHESTAT,
             file.as_raw_fd(),
             &raw const range,
             &raw mut found,
             0u32,
         )
     };
-    (status == 0).then(|| found.cached_pages * page_bytes())
+    (status == 0).then(|| found.cached * page_bytes())
 }
 
 /// The size of a page in bytes.
@@ -51,7 +54,13 @@ pub(crate) fn page_bytes() -> u64 {
 /// Returns the bytes read, or `None` if nothing could be had at once.
 pub(crate) fn read_cached(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> Option<usize> {
     use rustix::io::{IoSliceMut, ReadWriteFlags, preadv2};
-    preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT).ok()
+    preadv2(
+        file,
+        &mut [IoSliceMut::new(buffer)],
+        offset,
+        ReadWriteFlags::NOWAIT,
+    )
+    .ok()
 }
 
 /// Duplicates a descriptor that is only known by its number; `EBADF` if it isn't open.

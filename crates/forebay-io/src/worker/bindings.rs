@@ -73,7 +73,8 @@ impl Bindings {
         match unsafe { engine.bind_buffer(piece.address, piece.length) } {
             Ok(slot) => slot,
             Err(error) => {
-                self.counters.fallback(&format!("memory is not registered: {error}"));
+                self.counters
+                    .fallback(&format!("memory is not registered: {error}"));
                 None
             }
         }
@@ -103,17 +104,19 @@ impl Bindings {
         if !self.takes_files {
             return None;
         }
-        let bound = self
-            .files
-            .entry(file)
-            .or_insert_with(|| BoundFile { slot: engine.bind_file(file), in_flight: 0 });
+        let bound = self.files.entry(file).or_insert_with(|| BoundFile {
+            slot: engine.bind_file(file),
+            in_flight: 0,
+        });
         bound.in_flight += 1;
         bound.slot
     }
 
     /// A transfer of the file is through.
     pub(super) fn release_file(&mut self, engine: &mut dyn Engine, file: RawFd) {
-        let Some(bound) = self.files.get_mut(&file) else { return };
+        let Some(bound) = self.files.get_mut(&file) else {
+            return;
+        };
         bound.in_flight -= 1;
         if bound.in_flight == 0 {
             if let Some(slot) = bound.slot {

@@ -147,8 +147,14 @@ impl Worker {
             std::thread::sleep(REFUSED_PAUSE);
             return Ok(());
         }
-        self.port.waiting.store(self.room().transfers > 0, Ordering::SeqCst);
-        let timeout = if self.scheduler.version() == version { None } else { Some(Duration::ZERO) };
+        self.port
+            .waiting
+            .store(self.room().transfers > 0, Ordering::SeqCst);
+        let timeout = if self.scheduler.version() == version {
+            None
+        } else {
+            Some(Duration::ZERO)
+        };
         let slept = if idle {
             self.port.wake.wait(timeout);
             Ok(())
@@ -195,7 +201,13 @@ impl Worker {
 
     /// A block whose pages are all in the page cache already is loaded from there.
     fn prefer_page_cache(&self, flight: &mut Flight) {
-        let Work::Move { file, span, block, maybe_cached: true } = &mut flight.unit.work else {
+        let Work::Move {
+            file,
+            span,
+            block,
+            maybe_cached: true,
+        } = &mut flight.unit.work
+        else {
             return;
         };
         if !self.uses_page_cache || block.route == Route::Buffered {
@@ -214,11 +226,15 @@ impl Worker {
 
     /// Finds a staging block for a staged one and, for a store, fills it. `false`: none is free.
     fn stage(&mut self, flight: &mut Flight) -> Result<bool> {
-        let Work::Move { span, block, .. } = &flight.unit.work else { return Ok(true) };
+        let Work::Move { span, block, .. } = &flight.unit.work else {
+            return Ok(true);
+        };
         if block.route != Route::Staged {
             return Ok(true);
         }
-        let Some((index, address)) = self.staging.take()? else { return Ok(false) };
+        let Some((index, address)) = self.staging.take()? else {
+            return Ok(false);
+        };
         if flight.unit.operation.plan.direction == Direction::Store {
             let from = std::ptr::with_exposed_provenance::<u8>(span.address);
             copy(from.wrapping_add(block.position), address, block.length);
@@ -230,7 +246,9 @@ impl Worker {
     /// Points the transfer at what is left of the block, registered where that pays.
     fn aim(&mut self, flight: &mut Flight, token: usize) {
         flight.aim(token as u64);
-        let Some((file, _, block)) = flight.block() else { return };
+        let Some((file, _, block)) = flight.block() else {
+            return;
+        };
         let direct = block.route != Route::Buffered;
         let operation = &flight.unit.operation;
         // A ragged end of a long store leaves no page behind; short ones may soon be written next
@@ -243,7 +261,9 @@ impl Worker {
             && file.mount.takes_uncached();
         let descriptor = flight.transfer.descriptor;
         if direct {
-            let Transfer { address, length, .. } = flight.transfer;
+            let Transfer {
+                address, length, ..
+            } = flight.transfer;
             let engine = self.engine.as_mut();
             flight.transfer.buffer_slot = self.bindings.buffer_slot(engine, address, length);
             if flight.bound_file.is_none()
@@ -274,7 +294,10 @@ impl Worker {
         Ok(())
     }
 
-    #[expect(unsafe_code, reason = "a transfer is a promise about memory and descriptors")]
+    #[expect(
+        unsafe_code,
+        reason = "a transfer is a promise about memory and descriptors"
+    )]
     fn hand_over(&mut self) -> Result<usize> {
         // SAFETY: the flight of each transfer holds its operation, whose maker keeps the memory
         // valid until it is done, and its file; it stays in `flights` until the completion is
@@ -285,8 +308,12 @@ impl Worker {
     fn handle_completions(&mut self) {
         let completions = std::mem::take(&mut self.completions);
         for completion in &completions {
-            let Ok(token) = usize::try_from(completion.token) else { continue };
-            let Some(flight) = self.flights.get_mut(token).and_then(Option::take) else { continue };
+            let Ok(token) = usize::try_from(completion.token) else {
+                continue;
+            };
+            let Some(flight) = self.flights.get_mut(token).and_then(Option::take) else {
+                continue;
+            };
             self.handle(token, flight, completion.result);
         }
         self.completions = completions;
@@ -344,13 +371,18 @@ impl Worker {
             let reason = format!("O_DIRECT is refused by a transfer: {code}");
             if file.mount.refuse_direct(&reason) {
                 let label = file.label().display();
-                self.counters.fallback(&format!("no direct I/O for {label}: {reason}"));
+                self.counters
+                    .fallback(&format!("no direct I/O for {label}: {reason}"));
             }
         }
         let direction = flight.unit.operation.plan.direction;
         if let (Some((_, address)), Direction::Load) = (flight.staging, direction) {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address);
-            copy(address.wrapping_add(block.skip(&span)), to.wrapping_add(block.position), block.length);
+            copy(
+                address.wrapping_add(block.skip(&span)),
+                to.wrapping_add(block.position),
+                block.length,
+            );
         }
         let bytes = block.length as u64;
         add(
@@ -387,16 +419,30 @@ impl Worker {
         self.prefetch_in_flight -= usize::from(flight.unit.is_prefetch());
         let was_allocation = matches!(flight.unit.work, Work::Allocate { .. });
         if let Some(operation) = flight.unit.settle(result) {
-            let helpers = if was_allocation { operation.block_count() } else { 0 };
+            let helpers = if was_allocation {
+                operation.block_count()
+            } else {
+                0
+            };
             self.scheduler.push(operation, helpers);
         }
     }
 
     /// The engine is broken: waits for what it still does, then fails everything that was here.
     fn give_everything_back(self, error: &Error) {
-        let Self { engine, scheduler, flights, parked, .. } = self;
+        let Self {
+            engine,
+            scheduler,
+            flights,
+            parked,
+            ..
+        } = self;
         drop(engine);
-        let units = flights.into_iter().flatten().map(|flight| flight.unit).chain(parked);
+        let units = flights
+            .into_iter()
+            .flatten()
+            .map(|flight| flight.unit)
+            .chain(parked);
         for unit in units {
             if let Some(operation) = unit.settle(Err(error.clone())) {
                 scheduler.push(operation, usize::MAX);
@@ -413,7 +459,10 @@ pub(crate) fn abandon(operations: Vec<Arc<Shared>>, error: &Error) {
     }
 }
 
-#[expect(unsafe_code, reason = "moves bytes between staging blocks and the caller's memory")]
+#[expect(
+    unsafe_code,
+    reason = "moves bytes between staging blocks and the caller's memory"
+)]
 fn copy(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: one side is a staging block that this flight alone holds, at least `length` bytes by
     // the planner's invariants; the other is the caller's memory, valid until the operation is
