@@ -154,21 +154,13 @@ impl Options {
     /// [`ErrorKind::InvalidInput`] that names the option, its value and its bounds.
     pub fn validate(&self) -> Result<()> {
         const _: () = assert!(BLOCK_BYTES_MAX <= TRANSFER_BYTES_MAX);
-        within(
-            "block_size",
-            self.block_size,
-            BLOCK_BYTES_MIN,
-            BLOCK_BYTES_MAX,
-        )?;
+        within("block_size", self.block_size, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)?;
         within("queue_depth", self.queue_depth, 1, QUEUE_DEPTH_MAX)?;
         within("parallelism", self.parallelism, 1, PARALLELISM_MAX)?;
         let staging_min = STAGING_BYTES_MIN * self.parallelism;
         within("staging_bytes", self.staging_bytes, staging_min, usize::MAX)?;
         if self.throttle_bytes_per_second == Some(0) {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "throttle is 0 bytes per second",
-            ));
+            return Err(Error::new(ErrorKind::InvalidInput, "throttle is 0 bytes per second"));
         }
         Ok(())
     }
@@ -178,15 +170,9 @@ fn within(name: &str, value: usize, min: usize, max: usize) -> Result<()> {
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    let bounds = if max == usize::MAX {
-        format!("at least {min}")
-    } else {
-        format!("{min} to {max}")
-    };
-    Err(Error::new(
-        ErrorKind::InvalidInput,
-        format!("{name} is {value}, it can be {bounds}"),
-    ))
+    let bounds =
+        if max == usize::MAX { format!("at least {min}") } else { format!("{min} to {max}") };
+    Err(Error::new(ErrorKind::InvalidInput, format!("{name} is {value}, it can be {bounds}")))
 }
 
 #[cfg(test)]
@@ -200,10 +186,7 @@ mod tests {
 
     #[test]
     fn a_value_out_of_bounds_is_named() {
-        let options = Options {
-            queue_depth: 0,
-            ..Options::default()
-        };
+        let options = Options { queue_depth: 0, ..Options::default() };
         let error = options.validate().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains("queue_depth is 0"), "{error}");

@@ -153,9 +153,7 @@ impl TensorFile {
             file.size = rustix::fs::seek(&file.buffered, SeekFrom::End(0))
                 .map_err(|code| file.os_error(code, "cannot find the size of"))?;
         }
-        let opened = file
-            .open_direct(options, &status)
-            .and_then(|()| file.cut_to_exact_size());
+        let opened = file.open_direct(options, &status).and_then(|()| file.cut_to_exact_size());
         match opened {
             Ok(()) => Ok(file),
             Err(error) => {
@@ -184,12 +182,9 @@ impl TensorFile {
         match (options.mode, &self.direct) {
             (DirectMode::Always, None) => {
                 let reason = self.mount.direct_refusal().unwrap_or_default();
-                Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!("direct I/O is refused: {reason}"),
-                )
-                .path(&self.label)
-                .hint("use direct=\"auto\", or a file system on a drive"))
+                Err(Error::new(ErrorKind::Unsupported, format!("direct I/O is refused: {reason}"))
+                    .path(&self.label)
+                    .hint("use direct=\"auto\", or a file system on a drive"))
             }
             _ => Ok(()),
         }
@@ -212,10 +207,7 @@ impl TensorFile {
     /// The directory that the file is in, to name its mount by; its label if that isn't known.
     pub(crate) fn mount_label(&self) -> std::path::Display<'_> {
         let parent = self.path.as_deref().and_then(Path::parent);
-        parent
-            .filter(|parent| !parent.as_os_str().is_empty())
-            .unwrap_or(&self.label)
-            .display()
+        parent.filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(&self.label).display()
     }
 
     /// The descriptor that goes through the page cache.
@@ -268,11 +260,7 @@ impl TensorFile {
         if self.remove_if_created() || self.exact_size.is_none() {
             return;
         }
-        let keep = if intact {
-            self.size.min(self.exact_size.unwrap_or(u64::MAX))
-        } else {
-            0
-        };
+        let keep = if intact { self.size.min(self.exact_size.unwrap_or(u64::MAX)) } else { 0 };
         // The failure is being reported already; there is nothing more to say about the remains.
         let _ = rustix::fs::ftruncate(&self.buffered, keep);
     }
@@ -372,11 +360,7 @@ fn duplicate(number: RawFd) -> std::result::Result<OwnedFd, Errno> {
 /// Opens the same inode once more. Works after a rename or unlink too, needs `/proc`.
 fn open_again(file: BorrowedFd<'_>, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::open(
-        name,
-        flags | OFlags::CLOEXEC | OFlags::NOCTTY,
-        Mode::empty(),
-    )
+    rustix::fs::open(name, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
 }
 
 /// The direct descriptor with the alignment of memory and of offsets, or why there is none.
@@ -393,26 +377,15 @@ fn direct_descriptor(
         .map_err(|code| format!("O_DIRECT is refused at open: {code}"))?;
     if told {
         let memory = usize::try_from(status.stx_dio_mem_align).unwrap_or(usize::MAX);
-        return Ok((
-            file,
-            memory.next_power_of_two(),
-            u64::from(status.stx_dio_offset_align),
-        ));
+        return Ok((file, memory.next_power_of_two(), u64::from(status.stx_dio_offset_align)));
     }
     let alignment = device_block_bytes(status).unwrap_or(ALIGNMENT_FALLBACK);
-    Ok((
-        file,
-        usize::try_from(alignment).unwrap_or(usize::MAX),
-        alignment,
-    ))
+    Ok((file, usize::try_from(alignment).unwrap_or(usize::MAX), alignment))
 }
 
 /// The logical block size of the device that the file is on, from sysfs.
 fn device_block_bytes(status: &Statx) -> Option<u64> {
-    let device = format!(
-        "/sys/dev/block/{}:{}",
-        status.stx_dev_major, status.stx_dev_minor
-    );
+    let device = format!("/sys/dev/block/{}:{}", status.stx_dev_major, status.stx_dev_minor);
     // A partition's queue is its disk's.
     let read = |queue: &str| std::fs::read_to_string(format!("{device}/{queue}")).ok();
     read("queue/logical_block_size")
@@ -431,10 +404,9 @@ fn regular_or_block(status: &Statx) -> Result<bool> {
     match FileType::from_raw_mode(u32::from(status.stx_mode)) {
         FileType::RegularFile => Ok(true),
         FileType::BlockDevice => Ok(false),
-        FileType::Directory => Err(Error::from_os(
-            Errno::ISDIR.raw_os_error(),
-            "cannot move tensors to or from",
-        )),
+        FileType::Directory => {
+            Err(Error::from_os(Errno::ISDIR.raw_os_error(), "cannot move tensors to or from"))
+        }
         _ => Err(Error::new(
             ErrorKind::InvalidInput,
             "cannot move tensors to or from what is neither a file nor a block device:",
@@ -483,11 +455,8 @@ pub struct FileFacts {
 /// What the system says of opening it.
 pub fn facts(path: &Path) -> Result<FileFacts> {
     let mounts = Mounts::default();
-    let options = OpenOptions {
-        direction: Direction::Load,
-        mode: DirectMode::Auto,
-        exact_size: None,
-    };
+    let options =
+        OpenOptions { direction: Direction::Load, mode: DirectMode::Auto, exact_size: None };
     let file = if path.is_dir() {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let unnamed =

@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -75,12 +75,7 @@ impl Request {
         Self {
             direction,
             files: vec![target],
-            parts: vec![Part {
-                file: 0,
-                offset,
-                address,
-                length,
-            }],
+            parts: vec![Part { file: 0, offset, address, length }],
             whole_file: false,
             priority: Priority::Demand,
             durability: None,
@@ -100,7 +95,9 @@ pub struct Handle {
     closed: AtomicBool,
 }
 
-static RUNTIMES: LazyLock<Mutex<Vec<Weak<Runtime>>>> = LazyLock::new(Mutex::default);
+/// The runtimes of this process and, in a forked child, its parent's. Not behind a lock, which
+/// could have been held when the process was forked.
+static RUNTIMES: LazyLock<ArcSwap<Vec<Weak<Runtime>>>> = LazyLock::new(ArcSwap::default);
 
 impl Handle {
     /// Starts a handle with the engine that the options name.
@@ -163,11 +160,7 @@ impl Handle {
         options.pool = None;
         let fresh = Arc::new(Runtime::start(&options, &self.factory)?);
         let before = self.runtime.compare_and_swap(&runtime, Arc::clone(&fresh));
-        if Arc::ptr_eq(&before, &runtime) {
-            Ok(fresh)
-        } else {
-            Ok(Arc::clone(&before))
-        }
+        if Arc::ptr_eq(&before, &runtime) { Ok(fresh) } else { Ok(Arc::clone(&before)) }
     }
 
     fn open_runtime(&self) -> Result<Arc<Runtime>> {
@@ -196,9 +189,7 @@ impl Handle {
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
         let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
-        let operation = self
-            .prepare(&runtime, request)
-            .map_err(|error| error.operation(name))?;
+        let operation = self.prepare(&runtime, request).map_err(|error| error.operation(name))?;
         runtime.tracker.begin(&operation);
         let workers = operation.block_count();
         runtime.scheduler.push(Arc::clone(&operation), workers);
@@ -222,18 +213,13 @@ impl Handle {
             let file = TensorFile::open(target, options, &runtime.mounts)?;
             if let (DirectMode::Auto, Some(reason)) = (options.mode, file.mount.direct_refusal()) {
                 let label = file.mount_label();
-                runtime
-                    .counters
-                    .fallback(&format!("no direct I/O on {label}: {reason}"));
+                runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
             }
             let maybe_cached = request.direction == Direction::Load
                 && self.options.page_cache
                 && file.is_direct()
                 && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
-            files.push(OpenedFile {
-                file: Arc::new(file),
-                maybe_cached,
-            });
+            files.push(OpenedFile { file: Arc::new(file), maybe_cached });
         }
         if request.direction == Direction::Load {
             check_sizes(&request, &files)?;
@@ -256,12 +242,7 @@ impl Handle {
             staged_block_bytes: runtime.staged_block_bytes,
             parts: parts.collect(),
         };
-        Ok(Shared::new(
-            plan,
-            files,
-            request.keep,
-            Arc::clone(&runtime.tracker),
-        ))
+        Ok(Shared::new(plan, files, request.keep, Arc::clone(&runtime.tracker)))
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
@@ -340,14 +321,7 @@ impl Handle {
     /// As for [`Self::run`].
     pub fn store(&self, path: impl AsRef<Path>, buffer: &[u8]) -> Result<()> {
         let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(
-            Direction::Store,
-            path.as_ref(),
-            0,
-            address,
-            buffer.len(),
-            true,
-        )
+        self.run_borrowed(Direction::Store, path.as_ref(), 0, address, buffer.len(), true)
     }
 
     /// Stores a buffer at `offset` of a file, and leaves the rest of the file as it is.
@@ -357,20 +331,10 @@ impl Handle {
     /// As for [`Self::run`].
     pub fn store_at(&self, path: impl AsRef<Path>, offset: u64, buffer: &[u8]) -> Result<()> {
         let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(
-            Direction::Store,
-            path.as_ref(),
-            offset,
-            address,
-            buffer.len(),
-            false,
-        )
+        self.run_borrowed(Direction::Store, path.as_ref(), offset, address, buffer.len(), false)
     }
 
-    #[expect(
-        unsafe_code,
-        reason = "the one place that lends a slice to an operation"
-    )]
+    #[expect(unsafe_code, reason = "the one place that lends a slice to an operation")]
     fn run_borrowed(
         &self,
         direction: Direction,
@@ -381,10 +345,8 @@ impl Handle {
         whole_file: bool,
     ) -> Result<()> {
         let target = Target::Path(path.to_path_buf());
-        let request = Request {
-            whole_file,
-            ..Request::new(direction, target, offset, address, length)
-        };
+        let request =
+            Request { whole_file, ..Request::new(direction, target, offset, address, length) };
         // SAFETY: the slice is borrowed until `run` returns, when the operation is done; a store
         // only reads from it.
         unsafe { self.run(request) }
@@ -426,21 +388,13 @@ impl Handle {
     /// Operations under way.
     pub fn pending(&self) -> usize {
         let runtime = self.runtime.load();
-        if runtime.belongs_here() {
-            runtime.tracker.pending()
-        } else {
-            0
-        }
+        if runtime.belongs_here() { runtime.tracker.pending() } else { 0 }
     }
 
     /// The failures of finished operations that nobody has heard of, the oldest first.
     pub fn take_unseen_failures(&self) -> Vec<Error> {
         let runtime = self.runtime.load();
-        if runtime.belongs_here() {
-            runtime.tracker.take_unseen()
-        } else {
-            Vec::new()
-        }
+        if runtime.belongs_here() { runtime.tracker.take_unseen() } else { Vec::new() }
     }
 
     /// The options it was made with.
@@ -468,21 +422,14 @@ impl Handle {
         if runtime.belongs_here() {
             runtime.counters.snapshot(runtime.engine.name())
         } else {
-            Stats {
-                engine: runtime.engine.name(),
-                ..Stats::default()
-            }
+            Stats { engine: runtime.engine.name(), ..Stats::default() }
         }
     }
 
     /// Fallbacks that were not reported yet, each once, for a log.
     pub fn notices(&self) -> Vec<String> {
         let runtime = self.runtime.load();
-        if runtime.belongs_here() {
-            runtime.counters.notices()
-        } else {
-            Vec::new()
-        }
+        if runtime.belongs_here() { runtime.counters.notices() } else { Vec::new() }
     }
 }
 
@@ -506,17 +453,17 @@ fn wait_all(runtime: &Runtime, timeout: Option<Duration>) -> bool {
 }
 
 fn enlist(runtime: &Arc<Runtime>) {
-    let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
-    runtimes.retain(|runtime| runtime.strong_count() > 0);
-    runtimes.push(Arc::downgrade(runtime));
+    RUNTIMES.rcu(|runtimes| {
+        let live = runtimes.iter().filter(|runtime| runtime.strong_count() > 0);
+        let mut next: Vec<_> = live.cloned().collect();
+        next.push(Arc::downgrade(runtime));
+        next
+    });
 }
 
 /// Waits for every operation of this process, for the end of a program.
 pub fn drain_all() {
-    let runtimes = RUNTIMES
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
+    let runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
     for runtime in runtimes.iter().filter_map(Weak::upgrade) {
         if runtime.belongs_here() {
             wait_all(&runtime, None);
@@ -535,26 +482,16 @@ fn name_of(direction: Direction) -> &'static str {
 fn check_parts(request: &Request) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
     for part in &request.parts {
-        let Part {
-            file,
-            offset,
-            address,
-            length,
-        } = *part;
+        let Part { file, offset, address, length } = *part;
         if file >= request.files.len() {
-            return invalid(format!(
-                "part of file {file}, but there are {}",
-                request.files.len()
-            ));
+            return invalid(format!("part of file {file}, but there are {}", request.files.len()));
         }
         if address.is_null() && length > 0 {
             return invalid(format!("{length} bytes of memory at a null address"));
         }
         let end = offset.checked_add(length as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
-            return invalid(format!(
-                "offset {offset} and length {length} don't fit in a file"
-            ));
+            return invalid(format!("offset {offset} and length {length} don't fit in a file"));
         }
     }
     Ok(())

@@ -22,6 +22,7 @@ use crate::config::{Durability, Priority};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::TensorFile;
+use crate::memory::process;
 use crate::plan::{Block, Direction, Geometry, Route, Span};
 use crate::tracker::Tracker;
 
@@ -71,9 +72,7 @@ impl Unit {
     pub(crate) fn settle(mut self, result: Result<usize>) -> Option<Arc<Shared>> {
         // Its reference to the file goes first, so that finishing the operation closes the file.
         self.work = Work::Settled;
-        self.operation
-            .complete(result)
-            .then(|| Arc::clone(&self.operation))
+        self.operation.complete(result).then(|| Arc::clone(&self.operation))
     }
 
     pub(crate) fn is_prefetch(&self) -> bool {
@@ -88,10 +87,7 @@ impl Drop for Unit {
             return;
         }
         self.work = Work::Settled;
-        let error = Error::new(
-            ErrorKind::Closed,
-            "a worker stopped in the middle of a transfer",
-        );
+        let error = Error::new(ErrorKind::Closed, "a worker stopped in the middle of a transfer");
         if self.operation.complete(Err(error)) {
             self.operation.finish();
         }
@@ -168,7 +164,7 @@ struct Outcome {
 pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) plan: Plan,
-    process: u32,
+    process: u64,
     bytes_total: u64,
     bytes_done: AtomicU64,
     cancelled: AtomicBool,
@@ -222,7 +218,7 @@ impl Shared {
         Arc::new(Self {
             id: tracker.next_id(),
             plan,
-            process: std::process::id(),
+            process: process::number(),
             bytes_total,
             bytes_done: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
@@ -249,9 +245,7 @@ impl Shared {
     /// About how many blocks there are, for deciding how many workers to wake.
     pub(crate) fn block_count(&self) -> usize {
         let whole = self.bytes_total / self.plan.block_bytes.max(1) as u64;
-        usize::try_from(whole)
-            .unwrap_or(usize::MAX)
-            .max(self.plan.parts.len())
+        usize::try_from(whole).unwrap_or(usize::MAX).max(self.plan.parts.len())
     }
 
     /// Gives out the next unit of work.
@@ -264,10 +258,7 @@ impl Shared {
             match self.next_work(&mut progress, staging_is_free) {
                 Ok(Some(work)) => {
                     progress.units_out += 1;
-                    return Take::Unit(Unit {
-                        operation: Arc::clone(self),
-                        work,
-                    });
+                    return Take::Unit(Unit { operation: Arc::clone(self), work });
                 }
                 Ok(None) if progress.units_out > 0 => {
                     progress.queued = false;
@@ -327,9 +318,7 @@ impl Shared {
                 staged_block_bytes: self.plan.staged_block_bytes,
                 direct: opened.file.is_direct(),
             };
-            let block = part
-                .span
-                .block_at(&geometry, self.plan.direction, progress.position);
+            let block = part.span.block_at(&geometry, self.plan.direction, progress.position);
             let Some(block) = block else {
                 progress.next += 1;
                 progress.position = 0;
@@ -355,18 +344,12 @@ impl Shared {
             let index = progress.next;
             let file = next_file(progress)?;
             let parts = self.plan.parts.iter().filter(|part| part.file == index);
-            let end = parts
-                .map(|part| part.span.offset + part.span.length as u64)
-                .max();
+            let end = parts.map(|part| part.span.offset + part.span.length as u64).max();
             let missing = end.and_then(|end| file.missing(end));
             if let Some((offset, length)) =
                 missing.filter(|(_, length)| *length >= ALLOCATE_BYTES_MIN)
             {
-                return Some(Work::Allocate {
-                    file,
-                    offset,
-                    length,
-                });
+                return Some(Work::Allocate { file, offset, length });
             }
         }
     }
@@ -413,11 +396,7 @@ impl Shared {
         let (files, result, intact) = {
             let mut progress = lock(&self.progress);
             let result = self.result(progress.error.take(), progress.complete);
-            (
-                std::mem::take(&mut progress.files),
-                result,
-                !progress.moved_any,
-            )
+            (std::mem::take(&mut progress.files), result, !progress.moved_any)
         };
         for OpenedFile { file, .. } in &files {
             if result.is_err() && self.plan.direction == Direction::Store {
@@ -459,10 +438,7 @@ enum Stop {
 }
 
 fn next_file(progress: &mut Progress) -> Option<Arc<TensorFile>> {
-    let file = progress
-        .files
-        .get(progress.next)
-        .map(|opened| Arc::clone(&opened.file));
+    let file = progress.files.get(progress.next).map(|opened| Arc::clone(&opened.file));
     progress.next += 1;
     file
 }
@@ -498,7 +474,7 @@ impl Operation {
 
     fn wait_until(&self, deadline: Option<Instant>) -> Result<bool> {
         let shared = &*self.0;
-        if shared.process != std::process::id() {
+        if shared.process != process::number() {
             return Err(Error::new(
                 ErrorKind::Closed,
                 "the operation belongs to the process that this one was forked from",
@@ -508,11 +484,7 @@ impl Operation {
             return Ok(false);
         }
         self.acknowledge();
-        lock(&shared.outcome)
-            .result
-            .clone()
-            .unwrap_or(Ok(()))
-            .map(|()| true)
+        lock(&shared.outcome).result.clone().unwrap_or(Ok(())).map(|()| true)
     }
 
     /// Waits without taking notice of the result; `false` if the deadline came first.
@@ -521,10 +493,7 @@ impl Operation {
         let mut outcome = lock(&shared.outcome);
         while outcome.result.is_none() {
             outcome = match deadline {
-                None => shared
-                    .finished
-                    .wait(outcome)
-                    .unwrap_or_else(PoisonError::into_inner),
+                None => shared.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -572,11 +541,7 @@ impl Operation {
     /// Takes out what the request kept alive, once it is done, so that the caller can drop it
     /// where that is right to do. `None` before, and after the first call.
     pub fn take_keep(&self) -> Option<Box<dyn Any + Send>> {
-        if self.is_done() {
-            lock(&self.0.keep).take()
-        } else {
-            None
-        }
+        if self.is_done() { lock(&self.0.keep).take() } else { None }
     }
 
     /// Says that its result has been delivered, so that no other call reports its failure again.

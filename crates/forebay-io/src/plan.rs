@@ -115,12 +115,7 @@ impl Span {
         let start = self.offset + position as u64;
         let end = start + left as u64;
         if !geometry.direct {
-            return Some(exact(
-                Route::Buffered,
-                position,
-                start,
-                left.min(geometry.block_bytes),
-            ));
+            return Some(exact(Route::Buffered, position, start, left.min(geometry.block_bytes)));
         }
         let granule = geometry.offset_alignment;
         let core_start = self.offset.next_multiple_of(granule);
@@ -136,18 +131,9 @@ impl Span {
                 Some(exact(Route::Staged, position, start, length))
             }
             Direction::Store => {
-                let edge_end = if start < core_start {
-                    core_start.min(end)
-                } else {
-                    end
-                };
+                let edge_end = if start < core_start { core_start.min(end) } else { end };
                 // An edge is shorter than a granule, or two where the span has no whole one.
-                Some(exact(
-                    Route::Buffered,
-                    position,
-                    start,
-                    bounded(edge_end - start, left),
-                ))
+                Some(exact(Route::Buffered, position, start, bounded(edge_end - start, left)))
             }
             Direction::Load => {
                 // With a congruent core, the window of a ragged head ends where the core starts.
@@ -163,9 +149,7 @@ impl Span {
     /// Whether memory behind the first whole granule is aligned as direct I/O wants it.
     fn is_congruent(&self, geometry: &Geometry, core_start: u64) -> bool {
         let head = core_start - self.offset;
-        (self.address as u64)
-            .wrapping_add(head)
-            .is_multiple_of(geometry.memory_alignment as u64)
+        (self.address as u64).wrapping_add(head).is_multiple_of(geometry.memory_alignment as u64)
     }
 }
 
@@ -174,23 +158,15 @@ fn bounded(length: u64, limit: usize) -> usize {
 }
 
 fn exact(route: Route, position: usize, offset: u64, length: usize) -> Block {
-    Block {
-        route,
-        position,
-        length,
-        window_offset: offset,
-        window_length: length,
-    }
+    Block { route, position, length, window_offset: offset, window_length: length }
 }
 
 /// A staged load of `start..stop`, as much of it as one staging block takes in whole granules.
 fn window(geometry: &Geometry, position: usize, start: u64, stop: u64) -> Block {
     let granule = geometry.offset_alignment;
     let window_offset = start - start % granule;
-    let window_length = bounded(
-        stop.next_multiple_of(granule) - window_offset,
-        geometry.staged_block_bytes,
-    );
+    let window_length =
+        bounded(stop.next_multiple_of(granule) - window_offset, geometry.staged_block_bytes);
     let wanted_end = stop.min(window_offset + window_length as u64);
     Block {
         route: Route::Staged,
@@ -253,10 +229,7 @@ mod tests {
         assert!(block.window_offset <= wanted && wanted_end <= window_end);
         assert_eq!(block.skip(span) as u64, wanted - block.window_offset);
         if block.route == Route::Buffered {
-            assert_eq!(
-                (block.window_offset, block.window_length),
-                (wanted, block.length)
-            );
+            assert_eq!((block.window_offset, block.window_length), (wanted, block.length));
             return;
         }
         assert!(geometry.direct);
@@ -266,18 +239,12 @@ mod tests {
             Route::Direct => {
                 assert_eq!(block.window_length, block.length);
                 assert!(block.length <= geometry.block_bytes);
-                assert_eq!(
-                    (span.address + block.position) % geometry.memory_alignment,
-                    0
-                );
+                assert_eq!((span.address + block.position) % geometry.memory_alignment, 0);
             }
             _ => assert!(block.window_length <= geometry.staged_block_bytes),
         }
         if direction == Direction::Store {
-            assert_eq!(
-                block.window_length, block.length,
-                "a store touches no other byte"
-            );
+            assert_eq!(block.window_length, block.length, "a store touches no other byte");
         }
         // A window never reaches further than the granules that hold wanted bytes.
         assert!(wanted - block.window_offset < granule && window_end - wanted_end < granule);
@@ -343,11 +310,7 @@ mod tests {
             staged_block_bytes: 1 << 20,
             direct: true,
         };
-        let span = Span {
-            offset: 0,
-            address: 1 << 21,
-            length: (3 << 20) + 4096,
-        };
+        let span = Span { offset: 0, address: 1 << 21, length: (3 << 20) + 4096 };
         for direction in [Direction::Load, Direction::Store] {
             let blocks = plan(&span, &geometry, direction);
             assert!(blocks.iter().all(|block| block.route == Route::Direct));

@@ -39,10 +39,6 @@ fn probe(engine: EngineKind) -> EngineProbe {
             available: true,
             detail: built.capabilities().features.join(", "),
         },
-        Err(error) => EngineProbe {
-            engine,
-            available: false,
-            detail: error.to_string(),
-        },
+        Err(error) => EngineProbe { engine, available: false, detail: error.to_string() },
     }
 }

@@ -12,7 +12,7 @@ use crate::config::Options;
 use crate::engine::{EngineFactory, EngineKind, EngineOptions, WakeEvent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::Mounts;
-use crate::memory::Pool;
+use crate::memory::{Pool, process};
 use crate::scheduler::{Port, Scheduler};
 use crate::staging::Staging;
 use crate::stats::Counters;
@@ -29,7 +29,7 @@ const GRANULE_BYTES_MAX: usize = 16 << 10;
 /// See the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    pub(crate) process: u32,
+    process: u64,
     pub(crate) engine: EngineKind,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) tracker: Arc<Tracker>,
@@ -111,7 +111,7 @@ impl Runtime {
             counters.fallback(&fallback.to_string());
         }
         Ok(Self {
-            process: std::process::id(),
+            process: process::number(),
             engine,
             scheduler,
             tracker: Arc::new(Tracker::new(Arc::clone(&counters))),
@@ -129,17 +129,10 @@ impl Runtime {
 
     /// Why no worker is left, if none is.
     pub(crate) fn breakage(&self) -> Option<Error> {
-        let none_left = self
-            .scheduler
-            .ports()
-            .iter()
-            .all(|port| !port.alive.load(Ordering::SeqCst));
+        let none_left =
+            self.scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst));
         none_left.then(|| {
-            let reason = self
-                .breakage
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
+            let reason = self.breakage.lock().unwrap_or_else(PoisonError::into_inner).clone();
             reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the handle is closed"))
         })
     }
@@ -156,7 +149,7 @@ impl Runtime {
     }
 
     pub(crate) fn belongs_here(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process::number()
     }
 }
 
@@ -211,22 +204,12 @@ fn serve(seat: Seat, report: &Sender<Result<EngineKind>>) {
     let error = match served {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error),
-        Err(_) => Some(Error::new(
-            ErrorKind::Closed,
-            "a worker panicked; this is a bug",
-        )),
+        Err(_) => Some(Error::new(ErrorKind::Closed, "a worker panicked; this is a bug")),
     };
     port.alive.store(false, Ordering::SeqCst);
     let Some(error) = error else { return };
-    breakage
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert(error.clone());
-    if scheduler
-        .ports()
-        .iter()
-        .all(|port| !port.alive.load(Ordering::SeqCst))
-    {
+    breakage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.clone());
+    if scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst)) {
         abandon(scheduler.take_all(), &error);
     }
 }
@@ -241,29 +224,11 @@ fn work(seat: Seat, report: &Sender<Result<EngineKind>>) -> Result<()> {
         }
     };
     let kind = engine.kind();
-    let Seat {
-        scheduler,
-        port,
-        counters,
-        pool,
-        staged_block_bytes,
-        staging_block_count,
-        ..
-    } = seat;
-    let staging = Staging::new(
-        pool,
-        Arc::clone(&counters),
-        staged_block_bytes,
-        staging_block_count,
-    );
-    let worker = Worker::new(
-        engine,
-        scheduler,
-        port,
-        counters,
-        staging,
-        seat.uses_page_cache,
-    );
+    let Seat { scheduler, port, counters, pool, staged_block_bytes, staging_block_count, .. } =
+        seat;
+    let staging =
+        Staging::new(pool, Arc::clone(&counters), staged_block_bytes, staging_block_count);
+    let worker = Worker::new(engine, scheduler, port, counters, staging, seat.uses_page_cache);
     let _ = report.send(Ok(kind));
     worker.run()
 }

@@ -40,10 +40,7 @@ impl Port {
 
 impl crate::memory::RegionListener for Port {
     fn region_gone(&self, region: u64) {
-        self.regions_gone
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(region);
+        self.regions_gone.lock().unwrap_or_else(PoisonError::into_inner).push(region);
         self.wake.signal();
     }
 }

@@ -29,14 +29,7 @@ impl Staging {
         block_count: usize,
     ) -> Self {
         let free = (0..block_count).rev().collect();
-        Self {
-            pool,
-            counters,
-            block_bytes,
-            block_count,
-            memory: None,
-            free,
-        }
+        Self { pool, counters, block_bytes, block_count, memory: None, free }
     }
 
     /// Blocks that can be taken now.
@@ -59,10 +52,7 @@ impl Staging {
         let Some(index) = self.free.pop() else {
             return Ok(None);
         };
-        Ok(Some((
-            index,
-            memory.as_ptr().wrapping_add(index * self.block_bytes),
-        )))
+        Ok(Some((index, memory.as_ptr().wrapping_add(index * self.block_bytes))))
     }
 
     /// Gives a block back.
@@ -74,18 +64,14 @@ impl Staging {
     fn reserve(&mut self) -> Result<()> {
         let mut count = self.block_count;
         let memory = loop {
-            match self
-                .pool
-                .allocate(count * self.block_bytes, STAGING_ALIGNMENT)
-            {
+            match self.pool.allocate(count * self.block_bytes, STAGING_ALIGNMENT) {
                 Ok(memory) => break memory,
                 Err(_) if count > 1 => count /= 2,
                 Err(error) => return Err(error),
             }
         };
         if count < self.block_count {
-            self.counters
-                .fallback("staging has fewer blocks than asked for: the pool is full");
+            self.counters.fallback("staging has fewer blocks than asked for: the pool is full");
         }
         self.free.retain(|index| *index < count);
         add(&self.counters.staging_bytes, memory.len() as u64);

@@ -91,8 +91,7 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64) {
 
 impl Counters {
     pub(crate) fn depth(&self, in_flight: usize) {
-        self.queue_depth_max
-            .fetch_max(in_flight as u64, Ordering::Relaxed);
+        self.queue_depth_max.fetch_max(in_flight as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn latency(&self, latency: Duration) {
@@ -120,9 +119,7 @@ impl Counters {
     }
 
     fn lock_fallbacks(&self) -> MutexGuard<'_, Fallbacks> {
-        self.fallbacks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn snapshot(&self, engine: &'static str) -> Stats {
@@ -194,9 +191,6 @@ mod tests {
         counters.fallback("no direct I/O");
         assert_eq!(counters.notices(), ["no direct I/O"]);
         assert!(counters.notices().is_empty());
-        assert_eq!(
-            counters.snapshot("aio").fallbacks,
-            [("no direct I/O".to_owned(), 2)]
-        );
+        assert_eq!(counters.snapshot("aio").fallbacks, [("no direct I/O".to_owned(), 2)]);
     }
 }

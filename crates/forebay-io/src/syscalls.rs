@@ -33,13 +33,7 @@ pub(crate) fn cached_bytes(file: BorrowedFd<'_>, offset: u64, length: u64) -> Op
     // layout and live on this stack; the kernel reads the first and writes the second, then
     // keeps neither.
     let status = unsafe {
-        libc::syscall(
-            SYS_CACHESTAT,
-            file.as_raw_fd(),
-            &raw const range,
-            &raw mut found,
-            0u32,
-        )
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut found, 0u32)
     };
     (status == 0).then(|| found.cached * page_bytes())
 }
@@ -54,13 +48,7 @@ pub(crate) fn page_bytes() -> u64 {
 /// Returns the bytes read, or `None` if nothing could be had at once.
 pub(crate) fn read_cached(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> Option<usize> {
     use rustix::io::{IoSliceMut, ReadWriteFlags, preadv2};
-    preadv2(
-        file,
-        &mut [IoSliceMut::new(buffer)],
-        offset,
-        ReadWriteFlags::NOWAIT,
-    )
-    .ok()
+    preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT).ok()
 }
 
 /// Duplicates a descriptor that is only known by its number; `EBADF` if it isn't open.

@@ -27,10 +27,7 @@ struct Books {
 
 impl Tracker {
     pub(crate) fn new(counters: Arc<Counters>) -> Self {
-        Self {
-            counters,
-            ..Self::default()
-        }
+        Self { counters, ..Self::default() }
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -42,9 +39,7 @@ impl Tracker {
     }
 
     pub(crate) fn begin(&self, operation: &Arc<Shared>) {
-        self.books()
-            .live
-            .insert(operation.id, Arc::clone(operation));
+        self.books().live.insert(operation.id, Arc::clone(operation));
     }
 
     pub(crate) fn finished(&self, id: u64, error: Option<&Error>) {
@@ -77,17 +72,11 @@ impl Tracker {
 
     /// The operations under way now.
     pub(crate) fn live(&self) -> Vec<Operation> {
-        self.books()
-            .live
-            .values()
-            .map(|shared| Operation(Arc::clone(shared)))
-            .collect()
+        self.books().live.values().map(|shared| Operation(Arc::clone(shared))).collect()
     }
 
     /// The failures that nobody has heard of, the oldest first. They count as heard of from now.
     pub(crate) fn take_unseen(&self) -> Vec<Error> {
-        std::mem::take(&mut self.books().unseen)
-            .into_values()
-            .collect()
+        std::mem::take(&mut self.books().unseen).into_values().collect()
     }
 }

@@ -13,10 +13,7 @@
 //! - Dropping an engine waits for everything in flight, then closes what it holds: memory that
 //!   the kernel could still write to is never let go before that.
 //! - [`Engine::reap`] sleeps in the kernel; it never spins.
-#![expect(
-    unsafe_code,
-    reason = "a transfer is a promise about memory, which the trait states"
-)]
+#![expect(unsafe_code, reason = "a transfer is a promise about memory, which the trait states")]
 
 pub mod aio;
 pub mod record;

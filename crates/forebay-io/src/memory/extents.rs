@@ -28,11 +28,7 @@ impl Extents {
     /// Adds a space, all of it free.
     pub(crate) fn add_space(&mut self, space: u64, length: usize) {
         self.spaces.insert(space, length);
-        self.insert(Extent {
-            space,
-            offset: 0,
-            length,
-        });
+        self.insert(Extent { space, offset: 0, length });
     }
 
     /// Removes a space that is all free; `false` if it isn't, or isn't known.
@@ -40,11 +36,7 @@ impl Extents {
         let Some(&length) = self.spaces.get(&space) else {
             return false;
         };
-        let whole = Extent {
-            space,
-            offset: 0,
-            length,
-        };
+        let whole = Extent { space, offset: 0, length };
         if self.by_place.get(&(space, 0)) != Some(&length) {
             return false;
         }
@@ -57,87 +49,49 @@ impl Extents {
     /// of equals, the one in the oldest space, so that younger ones empty.
     pub(crate) fn allocate(&mut self, length: usize, alignment: usize) -> Option<Extent> {
         let (free, start) =
-            self.by_length
-                .range((length, 0, 0)..)
-                .find_map(|&(free_length, space, offset)| {
-                    let start = offset.checked_next_multiple_of(alignment)?;
-                    let end = start.checked_add(length)?;
-                    (end <= offset + free_length).then_some((
-                        Extent {
-                            space,
-                            offset,
-                            length: free_length,
-                        },
-                        start,
-                    ))
-                })?;
+            self.by_length.range((length, 0, 0)..).find_map(|&(free_length, space, offset)| {
+                let start = offset.checked_next_multiple_of(alignment)?;
+                let end = start.checked_add(length)?;
+                (end <= offset + free_length)
+                    .then_some((Extent { space, offset, length: free_length }, start))
+            })?;
         self.remove(free);
         let end = start + length;
-        self.insert(Extent {
-            length: start - free.offset,
-            ..free
-        });
-        self.insert(Extent {
-            offset: end,
-            length: free.offset + free.length - end,
-            ..free
-        });
-        Some(Extent {
-            space: free.space,
-            offset: start,
-            length,
-        })
+        self.insert(Extent { length: start - free.offset, ..free });
+        self.insert(Extent { offset: end, length: free.offset + free.length - end, ..free });
+        Some(Extent { space: free.space, offset: start, length })
     }
 
     /// Gives an extent back; `true` when its whole space is free now.
     pub(crate) fn release(&mut self, extent: Extent) -> bool {
-        let Extent {
-            space,
-            mut offset,
-            mut length,
-        } = extent;
+        let Extent { space, mut offset, mut length } = extent;
         let before = self.by_place.range((space, 0)..(space, offset)).next_back();
         if let Some((&(_, start), &size)) = before {
             debug_assert!(start + size <= offset, "extent {extent:?} was free already");
             if start + size == offset {
-                self.remove(Extent {
-                    space,
-                    offset: start,
-                    length: size,
-                });
+                self.remove(Extent { space, offset: start, length: size });
                 offset = start;
                 length += size;
             }
         }
         if let Some(&size) = self.by_place.get(&(space, offset + length)) {
-            self.remove(Extent {
-                space,
-                offset: offset + length,
-                length: size,
-            });
+            self.remove(Extent { space, offset: offset + length, length: size });
             length += size;
         }
-        self.insert(Extent {
-            space,
-            offset,
-            length,
-        });
+        self.insert(Extent { space, offset, length });
         self.spaces.get(&space) == Some(&length)
     }
 
     fn insert(&mut self, extent: Extent) {
         if extent.length > 0 {
-            self.by_place
-                .insert((extent.space, extent.offset), extent.length);
-            self.by_length
-                .insert((extent.length, extent.space, extent.offset));
+            self.by_place.insert((extent.space, extent.offset), extent.length);
+            self.by_length.insert((extent.length, extent.space, extent.offset));
         }
     }
 
     fn remove(&mut self, extent: Extent) {
         self.by_place.remove(&(extent.space, extent.offset));
-        self.by_length
-            .remove(&(extent.length, extent.space, extent.offset));
+        self.by_length.remove(&(extent.length, extent.space, extent.offset));
     }
 }
 
@@ -246,14 +200,7 @@ mod tests {
         extents.add_space(1, 4096);
         extents.add_space(2, 1024);
         let got = extents.allocate(512, 64).unwrap();
-        assert_eq!(
-            got,
-            Extent {
-                space: 2,
-                offset: 0,
-                length: 512
-            }
-        );
+        assert_eq!(got, Extent { space: 2, offset: 0, length: 512 });
         assert_eq!(extents.allocate(2048, 64).unwrap().space, 1);
         assert_eq!(extents.allocate(4096, 64), None);
         assert_eq!(extents.allocate(usize::MAX - 63, 64), None);

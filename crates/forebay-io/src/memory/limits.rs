@@ -21,15 +21,9 @@ pub struct Available {
 pub fn available_bytes() -> Option<Available> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let bytes = kilobytes(&text, "MemAvailable:")?;
-        Some(Available {
-            bytes,
-            source: "MemAvailable in /proc/meminfo".to_owned(),
-        })
+        Some(Available { bytes, source: "MemAvailable in /proc/meminfo".to_owned() })
     });
-    machine
-        .into_iter()
-        .chain(groups_available())
-        .min_by_key(|available| available.bytes)
+    machine.into_iter().chain(groups_available()).min_by_key(|available| available.bytes)
 }
 
 /// Why `wanted` bytes couldn't be locked, and what to do about it.
@@ -68,10 +62,7 @@ pub(super) fn resident_anonymous_bytes() -> Option<u64> {
 
 /// Resident pages less shared ones (`proc_pid_statm(5)`: size, resident, shared, …).
 fn parse_statm(text: &str) -> Option<u64> {
-    let mut fields = text
-        .split_ascii_whitespace()
-        .skip(1)
-        .map(|field| field.parse::<u64>().ok());
+    let mut fields = text.split_ascii_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
     let resident = fields.next()??;
     Some(resident.saturating_sub(fields.next()??))
 }
@@ -79,11 +70,7 @@ fn parse_statm(text: &str) -> Option<u64> {
 /// The value of `key` in a text of `Key:  123 kB` lines, in bytes.
 fn kilobytes(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
-    rest.split_ascii_whitespace()
-        .next()?
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    rest.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The two kinds of memory control group, whose files have different names.
@@ -102,11 +89,7 @@ impl Version {
                 "memory.usage_in_bytes",
                 ["total_active_file", "total_inactive_file"],
             ),
-            Self::V2 => (
-                "memory.max",
-                "memory.current",
-                ["active_file", "inactive_file"],
-            ),
+            Self::V2 => ("memory.max", "memory.current", ["active_file", "inactive_file"]),
         }
     }
 }
@@ -117,10 +100,7 @@ fn groups_available() -> Vec<Available> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut found = Vec::new();
     for (version, mount_point, folder) in group_folders(&groups, &mounts) {
-        for folder in folder
-            .ancestors()
-            .take_while(|folder| folder.starts_with(&mount_point))
-        {
+        for folder in folder.ancestors().take_while(|folder| folder.starts_with(&mount_point)) {
             found.extend(group_available(version, folder));
         }
     }
@@ -130,16 +110,9 @@ fn groups_available() -> Vec<Available> {
 fn group_available(version: Version, folder: &Path) -> Option<Available> {
     let (limit_file, usage_file, cache_keys) = version.names();
     let limit = parse_limit(&fs::read_to_string(folder.join(limit_file)).ok()?)?;
-    let usage = fs::read_to_string(folder.join(usage_file))
-        .ok()?
-        .trim()
-        .parse::<u64>()
-        .ok()?;
+    let usage = fs::read_to_string(folder.join(usage_file)).ok()?.trim().parse::<u64>().ok()?;
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let cache = cache_keys
-        .iter()
-        .filter_map(|key| counter(&stat, key))
-        .sum::<u64>();
+    let cache = cache_keys.iter().filter_map(|key| counter(&stat, key)).sum::<u64>();
     Some(Available {
         bytes: limit.saturating_sub(usage.saturating_sub(cache)),
         source: format!("{} of {limit} bytes", folder.join(limit_file).display()),
@@ -148,10 +121,7 @@ fn group_available(version: Version, folder: &Path) -> Option<Available> {
 
 /// A limit in bytes; `None` for none, which v2 writes as `max` and v1 as a number near 2^63.
 fn parse_limit(text: &str) -> Option<u64> {
-    text.trim()
-        .parse::<u64>()
-        .ok()
-        .filter(|&limit| limit < 1 << 62)
+    text.trim().parse::<u64>().ok().filter(|&limit| limit < 1 << 62)
 }
 
 /// The value of `key` in a text of `key 123` lines.
@@ -260,11 +230,7 @@ mod tests {
         let groups = "9:name=systemd:/\n4:memory:/jobs/a\n1:cpu:/jobs\n0::/user/b\n";
         let found = group_folders(groups, MOUNTS);
         let expected = |version, point: &str, rest: &str| {
-            (
-                version,
-                PathBuf::from(point),
-                PathBuf::from(format!("{point}/{rest}")),
-            )
+            (version, PathBuf::from(point), PathBuf::from(format!("{point}/{rest}")))
         };
         assert_eq!(
             found,
@@ -280,10 +246,7 @@ mod tests {
     #[test]
     fn a_group_outside_the_mount_is_the_mount_itself() {
         let point = "/sys/fs/cgroup";
-        assert_eq!(
-            folder("/docker/x", point, "/docker/x/y"),
-            Path::new("/sys/fs/cgroup/y")
-        );
+        assert_eq!(folder("/docker/x", point, "/docker/x/y"), Path::new("/sys/fs/cgroup/y"));
         assert_eq!(folder("/docker/x", point, "/docker/x"), Path::new(point));
         assert_eq!(folder("/docker/x", point, "/other"), Path::new(point));
         assert_eq!(folder("/", point, "/../../other"), Path::new(point));
@@ -296,17 +259,10 @@ mod tests {
         write("memory.max", "1000000\n");
         assert_eq!(group_available(Version::V2, group.path()), None);
         write("memory.current", "700000\n");
-        write(
-            "memory.stat",
-            "anon 600000\nactive_file 30000\ninactive_file 70000\n",
-        );
+        write("memory.stat", "anon 600000\nactive_file 30000\ninactive_file 70000\n");
         let available = group_available(Version::V2, group.path()).unwrap();
         assert_eq!(available.bytes, 400_000);
-        assert!(
-            available.source.ends_with("memory.max of 1000000 bytes"),
-            "{}",
-            available.source
-        );
+        assert!(available.source.ends_with("memory.max of 1000000 bytes"), "{}", available.source);
         assert_eq!(group_available(Version::V1, group.path()), None);
         write("memory.max", "max\n");
         assert_eq!(group_available(Version::V2, group.path()), None);

@@ -22,7 +22,7 @@ pub mod limits;
 mod buffer;
 mod extents;
 mod pool;
-mod process;
+pub(crate) mod process;
 mod region;
 mod registry;
 

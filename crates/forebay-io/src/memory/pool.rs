@@ -40,11 +40,7 @@ pub struct PoolOptions {
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self {
-            budget_bytes: None,
-            lock: true,
-            huge_pages: true,
-        }
+        Self { budget_bytes: None, lock: true, huge_pages: true }
     }
 }
 
@@ -106,10 +102,7 @@ struct Want {
 /// What a request got under the lock.
 enum Grant {
     /// Part of a shared region, of which the first bytes need zeroing.
-    Shared {
-        buffer: PoolBuffer,
-        dirty_bytes: usize,
-    },
+    Shared { buffer: PoolBuffer, dirty_bytes: usize },
     /// The right to map `region_bytes`, which are counted already.
     Own,
 }
@@ -129,9 +122,7 @@ impl Pool {
     /// waits for no lock.
     pub fn global() -> Arc<Self> {
         let here = |pool: &Option<Arc<Self>>| {
-            pool.as_ref()
-                .filter(|pool| pool.state.is_here())
-                .map(Arc::clone)
+            pool.as_ref().filter(|pool| pool.state.is_here()).map(Arc::clone)
         };
         if let Some(pool) = here(&GLOBAL.load()) {
             return pool;
@@ -215,14 +206,8 @@ impl Pool {
 
     /// What it holds now. In a forked child: nothing.
     pub fn stats(&self) -> PoolStats {
-        let stats = self
-            .lock()
-            .map(|state| state.stats.clone())
-            .unwrap_or_default();
-        PoolStats {
-            budget_bytes: self.options.budget_bytes,
-            ..stats
-        }
+        let stats = self.lock().map(|state| state.stats.clone()).unwrap_or_default();
+        PoolStats { budget_bytes: self.options.budget_bytes, ..stats }
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
@@ -243,12 +228,7 @@ impl Pool {
         deadline: Option<Instant>,
     ) -> (MutexGuard<'a, State>, bool) {
         let Some(deadline) = deadline else {
-            return (
-                self.room
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
-                true,
-            );
+            return (self.room.wait(state).unwrap_or_else(PoisonError::into_inner), true);
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -266,10 +246,7 @@ impl Pool {
             ));
         }
         let too_large = |limit: String| {
-            Error::new(
-                ErrorKind::OutOfMemory,
-                format!("cannot allocate {length} bytes: {limit}"),
-            )
+            Error::new(ErrorKind::OutOfMemory, format!("cannot allocate {length} bytes: {limit}"))
         };
         let region_bytes = region_bytes(length)
             .filter(|&bytes| isize::try_from(bytes).is_ok())
@@ -278,11 +255,7 @@ impl Pool {
             Some(budget) if region_bytes > budget && length > 0 => Err(too_large(format!(
                 "they take {region_bytes} bytes of whole pages and the pool's budget is {budget}"
             ))),
-            _ => Ok(Want {
-                length,
-                alignment,
-                region_bytes,
-            }),
+            _ => Ok(Want { length, alignment, region_bytes }),
         }
     }
 
@@ -321,10 +294,7 @@ impl Pool {
             place: Place::Nowhere,
             pool: Arc::clone(self),
         };
-        Grant::Shared {
-            buffer,
-            dirty_bytes: 0,
-        }
+        Grant::Shared { buffer, dirty_bytes: 0 }
     }
 
     /// Takes an extent of a shared region, if one is free.
@@ -344,10 +314,7 @@ impl Pool {
             place: Place::Shared(extent),
             pool: Arc::clone(self),
         };
-        Some(Grant::Shared {
-            buffer,
-            dirty_bytes,
-        })
+        Some(Grant::Shared { buffer, dirty_bytes })
     }
 
     /// Maps one more shared region. It is short enough to be mapped under the lock, which keeps
@@ -358,19 +325,13 @@ impl Pool {
         state.count_mapped(SHARED_BYTES);
         state.count_region(&region);
         state.extents.add_space(region.id(), SHARED_BYTES);
-        state
-            .shared
-            .insert(region.id(), SharedRegion { region, touched: 0 });
+        state.shared.insert(region.id(), SharedRegion { region, touched: 0 });
         Ok(())
     }
 
     /// The slow part of an allocation, without the lock: zeroing or mapping.
     fn fulfil(self: &Arc<Self>, grant: Grant, want: Want) -> Result<PoolBuffer> {
-        if let Grant::Shared {
-            mut buffer,
-            dirty_bytes,
-        } = grant
-        {
+        if let Grant::Shared { mut buffer, dirty_bytes } = grant {
             buffer.clear(dirty_bytes);
             return Ok(buffer);
         }
@@ -490,10 +451,7 @@ fn refuse_what_is_not_there(bytes: usize) -> Result<()> {
         available.bytes, available.source
     );
     if promised > 0 {
-        let _ = write!(
-            message,
-            ", {promised} of them for pool memory that isn't touched yet"
-        );
+        let _ = write!(message, ", {promised} of them for pool memory that isn't touched yet");
     }
     Err(Error::new(ErrorKind::OutOfMemory, message).hint("free memory or ask for less"))
 }

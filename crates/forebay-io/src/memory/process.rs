@@ -4,10 +4,7 @@
 //! `getpid` is a system call. One page is mapped with `MADV_WIPEONFORK` (Linux 4.14, `madvise(2)`)
 //! instead: the kernel zeroes it in a child, whoever forks and however, and the first look at a
 //! zero there gives the process a new number.
-#![expect(
-    unsafe_code,
-    reason = "the page that the kernel wipes on fork is a raw mapping"
-)]
+#![expect(unsafe_code, reason = "the page that the kernel wipes on fork is a raw mapping")]
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -47,12 +44,7 @@ pub(crate) fn number() -> u64 {
 }
 
 fn process_id() -> u64 {
-    u64::from(
-        rustix::process::getpid()
-            .as_raw_nonzero()
-            .get()
-            .unsigned_abs(),
-    )
+    u64::from(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs())
 }
 
 #[cold]
@@ -100,10 +92,7 @@ pub(crate) struct ProcessLocal<T> {
 
 impl<T> ProcessLocal<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self {
-            process: number(),
-            value: ManuallyDrop::new(value),
-        }
+        Self { process: number(), value: ManuallyDrop::new(value) }
     }
 
     /// The value, or `None` in a forked child.
@@ -141,13 +130,9 @@ mod tests {
 
     #[test]
     fn the_number_stays_the_same_within_a_process() {
-        let numbers: Vec<u64> = (0..8)
-            .map(|_| std::thread::spawn(number).join().unwrap())
-            .collect();
-        assert!(
-            numbers.iter().all(|&n| n == number() && n != 0),
-            "{numbers:?}"
-        );
+        let numbers: Vec<u64> =
+            (0..8).map(|_| std::thread::spawn(number).join().unwrap()).collect();
+        assert!(numbers.iter().all(|&n| n == number() && n != 0), "{numbers:?}");
     }
 
     #[test]

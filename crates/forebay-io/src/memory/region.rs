@@ -1,8 +1,5 @@
 //! One mapping: reserved, aligned, kept out of forked children, locked where that is allowed.
-#![expect(
-    unsafe_code,
-    reason = "mappings are made, advised, locked and unmapped by address"
-)]
+#![expect(unsafe_code, reason = "mappings are made, advised, locked and unmapped by address")]
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -40,20 +37,14 @@ pub(super) struct Region {
 
 /// The bytes of a region that holds `length`: whole pages, 4 KiB at least.
 pub(super) fn region_bytes(length: usize) -> Option<usize> {
-    length
-        .max(1)
-        .checked_next_multiple_of(rustix::param::page_size().max(4096))
+    length.max(1).checked_next_multiple_of(rustix::param::page_size().max(4096))
 }
 
 impl Region {
     /// Maps `length` bytes, a multiple of the page size, at a multiple of `alignment` (and of
     /// 2 MiB when huge pages could serve it).
     pub(super) fn map(length: usize, alignment: usize, options: &PoolOptions) -> Result<Self> {
-        let least = if length >= HUGE_PAGE_BYTES {
-            HUGE_PAGE_BYTES
-        } else {
-            1
-        };
+        let least = if length >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 1 };
         let mapping = Mapping::reserve(length, alignment.max(least)).map_err(|errno| {
             Error::new(
                 ErrorKind::OutOfMemory,
@@ -62,26 +53,15 @@ impl Region {
             .hint("see `ulimit -v`, vm.overcommit_memory and vm.max_map_count")
         })?;
         mapping.advise(Advice::LinuxDontFork).map_err(|errno| {
-            Error::from_os(
-                errno.raw_os_error(),
-                "cannot keep memory out of forked children",
-            )
+            Error::from_os(errno.raw_os_error(), "cannot keep memory out of forked children")
         })?;
         if options.huge_pages {
             // A kernel built without transparent huge pages refuses; small pages do as well.
             let _ = mapping.advise(Advice::LinuxHugepage);
         }
-        let locking = if options.lock {
-            mapping.lock()
-        } else {
-            Locking::NotAsked
-        };
+        let locking = if options.lock { mapping.lock() } else { Locking::NotAsked };
         let entry = Entry::publish(mapping.start.addr().get(), length);
-        Ok(Self {
-            mapping: ProcessLocal::new(mapping),
-            entry,
-            locking,
-        })
+        Ok(Self { mapping: ProcessLocal::new(mapping), entry, locking })
     }
 
     /// A number that no other region of this process has or had.
@@ -145,10 +125,7 @@ impl Mapping {
             )
         }?
         .cast::<u8>();
-        let whole = Self {
-            start: NonNull::new(base).ok_or(Errno::NOMEM)?,
-            length: reserved,
-        };
+        let whole = Self { start: NonNull::new(base).ok_or(Errno::NOMEM)?, length: reserved };
         let mapping = whole.cut(length, alignment.max(page))?;
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the range is this mapping, which nothing refers to yet.
@@ -227,13 +204,9 @@ mod tests {
 
     #[test]
     fn regions_are_aligned_and_exactly_as_long_as_asked() {
-        for (length, alignment) in [
-            (4096, 4096),
-            (3 << 20, 4096),
-            (8192, 1 << 22),
-            (5 << 20, 1 << 24),
-            (4096, 64),
-        ] {
+        for (length, alignment) in
+            [(4096, 4096), (3 << 20, 4096), (8192, 1 << 22), (5 << 20, 1 << 24), (4096, 64)]
+        {
             let region = Region::map(length, alignment, &PoolOptions::default()).unwrap();
             let start = region.start().unwrap().addr().get();
             assert_eq!(start % alignment, 0);

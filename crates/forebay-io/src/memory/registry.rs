@@ -76,10 +76,7 @@ impl Entry {
             return;
         };
         replace(|entries| entries.retain(|other| other.id != self.id));
-        let told = listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let told = listeners.lock().unwrap_or_else(PoisonError::into_inner).take();
         for listener in told.iter().flatten().filter_map(Weak::upgrade) {
             listener.region_gone(self.id);
         }
@@ -126,10 +123,7 @@ pub fn piece_of(address: *const u8, length: usize) -> Option<Piece> {
     let entries = regions.as_ref()?;
     let after = entries.partition_point(|entry| entry.start <= address.addr());
     let entry = entries.get(after.checked_sub(1)?)?;
-    entry
-        .listeners
-        .is_here()
-        .then(|| entry.piece(address, length))?
+    entry.listeners.is_here().then(|| entry.piece(address, length))?
 }
 
 /// Has `listener` called once when `region` goes. Registering the same listener again changes
@@ -137,10 +131,7 @@ pub fn piece_of(address: *const u8, length: usize) -> Option<Piece> {
 /// left alone, and then `false` comes back and nothing will be called.
 pub fn listen(region: u64, listener: Weak<dyn RegionListener>) -> bool {
     let regions = REGIONS.load();
-    let Some(entry) = regions
-        .iter()
-        .flat_map(|all| all.iter())
-        .find(|entry| entry.id == region)
+    let Some(entry) = regions.iter().flat_map(|all| all.iter()).find(|entry| entry.id == region)
     else {
         return false;
     };
@@ -165,10 +156,7 @@ pub fn listen(region: u64, listener: Weak<dyn RegionListener>) -> bool {
 pub(super) fn mapped_bytes() -> usize {
     let regions = REGIONS.load();
     let entries = regions.iter().flat_map(|entries| entries.iter());
-    entries
-        .filter(|entry| entry.listeners.is_here())
-        .map(|entry| entry.length)
-        .sum()
+    entries.filter(|entry| entry.listeners.is_here()).map(|entry| entry.length).sum()
 }
 
 #[cfg(test)]
@@ -200,10 +188,7 @@ mod tests {
         let entry = Entry::publish(BASE, length);
         let piece = piece_of(at(PIECE_BYTES + 5), 100).unwrap();
         assert_eq!((piece.region, piece.index), (entry.id(), 1));
-        assert_eq!(
-            (piece.address.cast_const(), piece.length),
-            (at(PIECE_BYTES), PIECE_BYTES)
-        );
+        assert_eq!((piece.address.cast_const(), piece.length), (at(PIECE_BYTES), PIECE_BYTES));
         assert_eq!(piece_of(at(0), PIECE_BYTES).unwrap().index, 0);
         assert_eq!(piece_of(at(2 * PIECE_BYTES), 8192).unwrap().length, 8192);
         assert_eq!(piece_of(at(PIECE_BYTES - 1), 2), None);

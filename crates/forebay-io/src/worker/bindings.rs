@@ -73,8 +73,7 @@ impl Bindings {
         match unsafe { engine.bind_buffer(piece.address, piece.length) } {
             Ok(slot) => slot,
             Err(error) => {
-                self.counters
-                    .fallback(&format!("memory is not registered: {error}"));
+                self.counters.fallback(&format!("memory is not registered: {error}"));
                 None
             }
         }
@@ -83,11 +82,7 @@ impl Bindings {
     /// Ends the registration of regions that are gone.
     pub(super) fn drop_gone_regions(&mut self, engine: &mut dyn Engine) {
         let gone = std::mem::take(
-            &mut *self
-                .port
-                .regions_gone
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
+            &mut *self.port.regions_gone.lock().unwrap_or_else(std::sync::PoisonError::into_inner),
         );
         for region in gone {
             self.pieces.retain(|(of, _), slot| {
@@ -104,10 +99,10 @@ impl Bindings {
         if !self.takes_files {
             return None;
         }
-        let bound = self.files.entry(file).or_insert_with(|| BoundFile {
-            slot: engine.bind_file(file),
-            in_flight: 0,
-        });
+        let bound = self
+            .files
+            .entry(file)
+            .or_insert_with(|| BoundFile { slot: engine.bind_file(file), in_flight: 0 });
         bound.in_flight += 1;
         bound.slot
     }

@@ -55,9 +55,7 @@ impl Flight {
     /// The block and its span, for a flight that moves bytes.
     pub(super) fn block(&self) -> Option<(&TensorFile, Span, Block)> {
         match &self.unit.work {
-            Work::Move {
-                file, span, block, ..
-            } => Some((file, *span, *block)),
+            Work::Move { file, span, block, .. } => Some((file, *span, *block)),
             _ => None,
         }
     }
@@ -100,11 +98,7 @@ impl Flight {
         }
         // Direct I/O goes on at a granule only; what was moved beyond it is moved once more.
         self.moved -= self.moved % granule;
-        if self.moved > before {
-            Verdict::Continue
-        } else {
-            Verdict::Buffered(None)
-        }
+        if self.moved > before { Verdict::Continue } else { Verdict::Buffered(None) }
     }
 
     fn judge_errno(&mut self, code: Errno) -> Verdict {
@@ -124,17 +118,12 @@ impl Flight {
     }
 
     fn goes_direct(&self) -> bool {
-        self.block()
-            .is_some_and(|(_, _, block)| block.route != Route::Buffered)
+        self.block().is_some_and(|(_, _, block)| block.route != Route::Buffered)
     }
 
     fn again(&mut self, verdict: Verdict, code: Errno) -> Verdict {
         self.attempts += 1;
-        if self.attempts < ATTEMPTS_MAX {
-            verdict
-        } else {
-            Verdict::Failed(self.os_error(code))
-        }
+        if self.attempts < ATTEMPTS_MAX { verdict } else { Verdict::Failed(self.os_error(code)) }
     }
 
     fn os_error(&self, code: Errno) -> Error {
@@ -161,11 +150,8 @@ impl Flight {
     }
 
     fn short_file(&self) -> Error {
-        let error = Error::new(
-            ErrorKind::ShortFile,
-            "the file became shorter while it was read:",
-        )
-        .offset(self.transfer.offset);
+        let error = Error::new(ErrorKind::ShortFile, "the file became shorter while it was read:")
+            .offset(self.transfer.offset);
         match self.file() {
             Some(file) => error.path(file.label()),
             None => error,
@@ -185,20 +171,14 @@ impl Flight {
     /// Fills in the transfer from the unit and from how far it got.
     pub(super) fn aim(&mut self, token: u64) {
         let transfer = match &self.unit.work {
-            Work::Allocate {
-                file,
-                offset,
-                length,
-            } => Transfer {
+            Work::Allocate { file, offset, length } => Transfer {
                 command: Command::Allocate,
                 offset: *offset,
                 length: usize::try_from(*length).unwrap_or(usize::MAX),
                 ..call(token, file.descriptor(false))
             },
             Work::Sync { file, data_only } => Transfer {
-                command: Command::Sync {
-                    data_only: *data_only,
-                },
+                command: Command::Sync { data_only: *data_only },
                 ..call(token, file.descriptor(false))
             },
             Work::SyncDirectory { directory, .. } => Transfer {
@@ -206,9 +186,7 @@ impl Flight {
                 ..call(token, directory.as_raw_fd())
             },
             Work::Settled => return,
-            Work::Move {
-                file, span, block, ..
-            } => {
+            Work::Move { file, span, block, .. } => {
                 let direct = block.route != Route::Buffered;
                 let start = match self.staging {
                     Some((_, address)) => address,

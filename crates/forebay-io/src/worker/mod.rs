@@ -147,14 +147,8 @@ impl Worker {
             std::thread::sleep(REFUSED_PAUSE);
             return Ok(());
         }
-        self.port
-            .waiting
-            .store(self.room().transfers > 0, Ordering::SeqCst);
-        let timeout = if self.scheduler.version() == version {
-            None
-        } else {
-            Some(Duration::ZERO)
-        };
+        self.port.waiting.store(self.room().transfers > 0, Ordering::SeqCst);
+        let timeout = if self.scheduler.version() == version { None } else { Some(Duration::ZERO) };
         let slept = if idle {
             self.port.wake.wait(timeout);
             Ok(())
@@ -201,13 +195,7 @@ impl Worker {
 
     /// A block whose pages are all in the page cache already is loaded from there.
     fn prefer_page_cache(&self, flight: &mut Flight) {
-        let Work::Move {
-            file,
-            span,
-            block,
-            maybe_cached: true,
-        } = &mut flight.unit.work
-        else {
+        let Work::Move { file, span, block, maybe_cached: true } = &mut flight.unit.work else {
             return;
         };
         if !self.uses_page_cache || block.route == Route::Buffered {
@@ -261,9 +249,7 @@ impl Worker {
             && file.mount.takes_uncached();
         let descriptor = flight.transfer.descriptor;
         if direct {
-            let Transfer {
-                address, length, ..
-            } = flight.transfer;
+            let Transfer { address, length, .. } = flight.transfer;
             let engine = self.engine.as_mut();
             flight.transfer.buffer_slot = self.bindings.buffer_slot(engine, address, length);
             if flight.bound_file.is_none()
@@ -294,10 +280,7 @@ impl Worker {
         Ok(())
     }
 
-    #[expect(
-        unsafe_code,
-        reason = "a transfer is a promise about memory and descriptors"
-    )]
+    #[expect(unsafe_code, reason = "a transfer is a promise about memory and descriptors")]
     fn hand_over(&mut self) -> Result<usize> {
         // SAFETY: the flight of each transfer holds its operation, whose maker keeps the memory
         // valid until it is done, and its file; it stays in `flights` until the completion is
@@ -371,8 +354,7 @@ impl Worker {
             let reason = format!("O_DIRECT is refused by a transfer: {code}");
             if file.mount.refuse_direct(&reason) {
                 let label = file.label().display();
-                self.counters
-                    .fallback(&format!("no direct I/O for {label}: {reason}"));
+                self.counters.fallback(&format!("no direct I/O for {label}: {reason}"));
             }
         }
         let direction = flight.unit.operation.plan.direction;
@@ -419,30 +401,16 @@ impl Worker {
         self.prefetch_in_flight -= usize::from(flight.unit.is_prefetch());
         let was_allocation = matches!(flight.unit.work, Work::Allocate { .. });
         if let Some(operation) = flight.unit.settle(result) {
-            let helpers = if was_allocation {
-                operation.block_count()
-            } else {
-                0
-            };
+            let helpers = if was_allocation { operation.block_count() } else { 0 };
             self.scheduler.push(operation, helpers);
         }
     }
 
     /// The engine is broken: waits for what it still does, then fails everything that was here.
     fn give_everything_back(self, error: &Error) {
-        let Self {
-            engine,
-            scheduler,
-            flights,
-            parked,
-            ..
-        } = self;
+        let Self { engine, scheduler, flights, parked, .. } = self;
         drop(engine);
-        let units = flights
-            .into_iter()
-            .flatten()
-            .map(|flight| flight.unit)
-            .chain(parked);
+        let units = flights.into_iter().flatten().map(|flight| flight.unit).chain(parked);
         for unit in units {
             if let Some(operation) = unit.settle(Err(error.clone())) {
                 scheduler.push(operation, usize::MAX);
@@ -459,10 +427,7 @@ pub(crate) fn abandon(operations: Vec<Arc<Shared>>, error: &Error) {
     }
 }
 
-#[expect(
-    unsafe_code,
-    reason = "moves bytes between staging blocks and the caller's memory"
-)]
+#[expect(unsafe_code, reason = "moves bytes between staging blocks and the caller's memory")]
 fn copy(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: one side is a staging block that this flight alone holds, at least `length` bytes by
     // the planner's invariants; the other is the caller's memory, valid until the operation is
