@@ -463,7 +463,7 @@ fn enlist(runtime: &Arc<Runtime>) {
 
 /// Waits for every operation of this process, for the end of a program.
 pub fn drain_all() {
-    let runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let runtimes = RUNTIMES.load_full();
     for runtime in runtimes.iter().filter_map(Weak::upgrade) {
         if runtime.belongs_here() {
             wait_all(&runtime, None);
