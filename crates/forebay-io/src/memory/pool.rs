@@ -16,7 +16,7 @@ use super::buffer::{Place, PoolBuffer};
 use super::extents::Extents;
 use super::process::ProcessLocal;
 use super::region::{HUGE_PAGE_BYTES, Locking, Region, region_bytes};
-use super::{ALIGNMENT_MIN, limits, registry};
+use super::{ALIGNMENT_MIN, limits};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The length of a region that small buffers share: one huge page.
@@ -103,12 +103,16 @@ struct Want {
     region_bytes: usize,
 }
 
+/// What to log, once the lock is released: a log may run any code, which may want a buffer.
+type Notice = Option<String>;
+
 /// What a request got under the lock.
 enum Grant {
     /// Part of a shared region, of which the first bytes need zeroing.
     Shared {
         buffer: PoolBuffer,
         dirty_bytes: usize,
+        notice: Notice,
     },
     /// The right to map `region_bytes`, which are counted already.
     Own,
@@ -297,12 +301,12 @@ impl Pool {
             return Ok(Some(self.empty(state, want.alignment)));
         }
         if want.length <= SMALL_BYTES_MAX && want.alignment <= SHARED_BYTES {
-            if let Some(grant) = self.share(state, want) {
+            if let Some(grant) = self.share(state, want, None) {
                 return Ok(Some(grant));
             }
             if may_map(state, SHARED_BYTES) {
-                self.add_shared_region(state)?;
-                return Ok(self.share(state, want));
+                let notice = self.add_shared_region(state)?;
+                return Ok(self.share(state, want, notice));
             }
         }
         Ok(may_map(state, want.region_bytes).then(|| {
@@ -324,11 +328,12 @@ impl Pool {
         Grant::Shared {
             buffer,
             dirty_bytes: 0,
+            notice: None,
         }
     }
 
     /// Takes an extent of a shared region, if one is free.
-    fn share(self: &Arc<Self>, state: &mut State, want: Want) -> Option<Grant> {
+    fn share(self: &Arc<Self>, state: &mut State, want: Want, notice: Notice) -> Option<Grant> {
         let length = want.length.next_multiple_of(ALIGNMENT_MIN);
         let extent = state.extents.allocate(length, want.alignment)?;
         let shared = state.shared.get_mut(&extent.space)?;
@@ -347,21 +352,22 @@ impl Pool {
         Some(Grant::Shared {
             buffer,
             dirty_bytes,
+            notice,
         })
     }
 
     /// Maps one more shared region. It is short enough to be mapped under the lock, which keeps
     /// threads that start at once from mapping one each.
-    fn add_shared_region(&self, state: &mut State) -> Result<()> {
-        refuse_what_is_not_there(SHARED_BYTES)?;
+    fn add_shared_region(&self, state: &mut State) -> Result<Notice> {
+        limits::refuse_what_is_not_there(SHARED_BYTES)?;
         let region = Region::map(SHARED_BYTES, SHARED_BYTES, &self.options)?;
         state.count_mapped(SHARED_BYTES);
-        state.count_region(&region);
+        let notice = state.count_region(&region);
         state.extents.add_space(region.id(), SHARED_BYTES);
         state
             .shared
             .insert(region.id(), SharedRegion { region, touched: 0 });
-        Ok(())
+        Ok(notice)
     }
 
     /// The slow part of an allocation, without the lock: zeroing or mapping.
@@ -369,12 +375,14 @@ impl Pool {
         if let Grant::Shared {
             mut buffer,
             dirty_bytes,
+            notice,
         } = grant
         {
             buffer.clear(dirty_bytes);
+            log(notice);
             return Ok(buffer);
         }
-        let mapped = refuse_what_is_not_there(want.region_bytes)
+        let mapped = limits::refuse_what_is_not_there(want.region_bytes)
             .and_then(|()| Region::map(want.region_bytes, want.alignment, &self.options));
         let mut state = self.lock()?;
         let region = match mapped {
@@ -385,10 +393,11 @@ impl Pool {
                 return Err(error);
             }
         };
-        state.count_region(&region);
+        let notice = state.count_region(&region);
         state.stats.used_bytes += want.length;
         state.stats.buffers += 1;
         drop(state);
+        log(notice);
         Ok(PoolBuffer {
             address: region.start().unwrap_or(NonNull::dangling()),
             length: want.length,
@@ -457,43 +466,23 @@ impl State {
         self.stats.peak_bytes = self.stats.peak_bytes.max(self.stats.mapped_bytes);
     }
 
-    fn count_region(&mut self, region: &Region) {
+    /// Counts a new region; the first refusal to lock one is to be logged.
+    fn count_region(&mut self, region: &Region) -> Notice {
         self.stats.regions += 1;
         match region.locking() {
             Locking::Locked => self.stats.locked_bytes += region.length(),
-            Locking::NotAsked => {}
-            Locking::Refused(reason) => {
-                if self.stats.lock_refused.is_none() {
-                    tracing::warn!("{reason}");
-                    self.stats.lock_refused = Some(reason.clone());
-                }
+            Locking::Refused(reason) if self.stats.lock_refused.is_none() => {
+                self.stats.lock_refused = Some(reason.clone());
+                return Some(reason.clone());
             }
+            Locking::Refused(_) | Locking::NotAsked => {}
         }
+        None
     }
 }
 
-/// Refuses what the machine or a control group can't give, before a page of it is touched: the
-/// kernel would kill the process later. Pool memory that is mapped but not touched yet isn't in
-/// the kernel's numbers, so at least what exceeds the process's resident memory is added.
-fn refuse_what_is_not_there(bytes: usize) -> Result<()> {
-    let Some(available) = limits::available_bytes() else {
-        return Ok(());
-    };
-    let wide = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
-    let resident = limits::resident_anonymous_bytes().unwrap_or(u64::MAX);
-    let promised = wide(registry::mapped_bytes()).saturating_sub(resident);
-    if wide(bytes).saturating_add(promised) <= available.bytes {
-        return Ok(());
+fn log(notice: Notice) {
+    if let Some(text) = notice {
+        tracing::warn!("{text}");
     }
-    let mut message = format!(
-        "cannot allocate {bytes} bytes: {} bytes are available by {}",
-        available.bytes, available.source
-    );
-    if promised > 0 {
-        let _ = write!(
-            message,
-            ", {promised} of them for pool memory that isn't touched yet"
-        );
-    }
-    Err(Error::new(ErrorKind::OutOfMemory, message).hint("free memory or ask for less"))
 }
