@@ -3,9 +3,22 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+
+use super::registry;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The most that is allocated between two readings of what is available: at 1 MiB a region this
+/// spares 255 of 256 readings.
+const CREDIT_BYTES_MAX: u64 = 256 << 20;
+/// And at most one part in this many of what a reading found.
+const CREDIT_SHARE: u64 = 64;
+
+/// Bytes that may be allocated before the next reading.
+static CREDIT: AtomicU64 = AtomicU64::new(0);
 
 /// Memory that can still be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +37,44 @@ pub fn available_bytes() -> Option<Available> {
         Some(Available { bytes, source: "MemAvailable in /proc/meminfo".to_owned() })
     });
     machine.into_iter().chain(groups_available()).min_by_key(|available| available.bytes)
+}
+
+/// Refuses what the machine or a control group can't give, before a page of it is touched: the
+/// kernel would kill the process later. Pool memory that is mapped but not touched yet isn't in
+/// the kernel's numbers, so at least what exceeds the process's resident memory is added.
+///
+/// A reading takes tens of microseconds (five files of `/proc` and the control groups), as long as
+/// mapping a short region, so each one lets a small share of what it found pass unread.
+pub(super) fn refuse_what_is_not_there(bytes: usize) -> Result<()> {
+    let wide = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
+    let spent = |credit: u64| credit.checked_sub(wide(bytes));
+    if CREDIT
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent)
+        .is_ok()
+    {
+        return Ok(());
+    }
+    let Some(available) = available_bytes() else {
+        return Ok(());
+    };
+    let resident = resident_anonymous_bytes().unwrap_or(u64::MAX);
+    let promised = wide(registry::mapped_bytes()).saturating_sub(resident);
+    let needed = wide(bytes).saturating_add(promised);
+    if let Some(left) = available.bytes.checked_sub(needed) {
+        CREDIT.store(CREDIT_BYTES_MAX.min(left / CREDIT_SHARE), Ordering::Relaxed);
+        return Ok(());
+    }
+    let mut message = format!(
+        "cannot allocate {bytes} bytes: {} bytes are available by {}",
+        available.bytes, available.source
+    );
+    if promised > 0 {
+        let _ = write!(
+            message,
+            ", {promised} of them for pool memory that isn't touched yet"
+        );
+    }
+    Err(Error::new(ErrorKind::OutOfMemory, message).hint("free memory or ask for less"))
 }
 
 /// Why `wanted` bytes couldn't be locked, and what to do about it.

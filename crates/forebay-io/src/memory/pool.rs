@@ -16,7 +16,7 @@ use super::buffer::{Place, PoolBuffer};
 use super::extents::Extents;
 use super::process::ProcessLocal;
 use super::region::{HUGE_PAGE_BYTES, Locking, Region, region_bytes};
-use super::{ALIGNMENT_MIN, limits, registry};
+use super::{ALIGNMENT_MIN, limits};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The length of a region that small buffers share: one huge page.
@@ -40,7 +40,11 @@ pub struct PoolOptions {
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self { budget_bytes: None, lock: true, huge_pages: true }
+        Self {
+            budget_bytes: None,
+            lock: true,
+            huge_pages: true,
+        }
     }
 }
 
@@ -99,10 +103,17 @@ struct Want {
     region_bytes: usize,
 }
 
+/// What to log, once the lock is released: a log may run any code, which may want a buffer.
+type Notice = Option<String>;
+
 /// What a request got under the lock.
 enum Grant {
     /// Part of a shared region, of which the first bytes need zeroing.
-    Shared { buffer: PoolBuffer, dirty_bytes: usize },
+    Shared {
+        buffer: PoolBuffer,
+        dirty_bytes: usize,
+        notice: Notice,
+    },
     /// The right to map `region_bytes`, which are counted already.
     Own,
 }
@@ -122,7 +133,9 @@ impl Pool {
     /// waits for no lock.
     pub fn global() -> Arc<Self> {
         let here = |pool: &Option<Arc<Self>>| {
-            pool.as_ref().filter(|pool| pool.state.is_here()).map(Arc::clone)
+            pool.as_ref()
+                .filter(|pool| pool.state.is_here())
+                .map(Arc::clone)
         };
         if let Some(pool) = here(&GLOBAL.load()) {
             return pool;
@@ -206,8 +219,14 @@ impl Pool {
 
     /// What it holds now. In a forked child: nothing.
     pub fn stats(&self) -> PoolStats {
-        let stats = self.lock().map(|state| state.stats.clone()).unwrap_or_default();
-        PoolStats { budget_bytes: self.options.budget_bytes, ..stats }
+        let stats = self
+            .lock()
+            .map(|state| state.stats.clone())
+            .unwrap_or_default();
+        PoolStats {
+            budget_bytes: self.options.budget_bytes,
+            ..stats
+        }
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
@@ -228,7 +247,12 @@ impl Pool {
         deadline: Option<Instant>,
     ) -> (MutexGuard<'a, State>, bool) {
         let Some(deadline) = deadline else {
-            return (self.room.wait(state).unwrap_or_else(PoisonError::into_inner), true);
+            return (
+                self.room
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                true,
+            );
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -246,7 +270,10 @@ impl Pool {
             ));
         }
         let too_large = |limit: String| {
-            Error::new(ErrorKind::OutOfMemory, format!("cannot allocate {length} bytes: {limit}"))
+            Error::new(
+                ErrorKind::OutOfMemory,
+                format!("cannot allocate {length} bytes: {limit}"),
+            )
         };
         let region_bytes = region_bytes(length)
             .filter(|&bytes| isize::try_from(bytes).is_ok())
@@ -255,7 +282,11 @@ impl Pool {
             Some(budget) if region_bytes > budget && length > 0 => Err(too_large(format!(
                 "they take {region_bytes} bytes of whole pages and the pool's budget is {budget}"
             ))),
-            _ => Ok(Want { length, alignment, region_bytes }),
+            _ => Ok(Want {
+                length,
+                alignment,
+                region_bytes,
+            }),
         }
     }
 
@@ -270,12 +301,12 @@ impl Pool {
             return Ok(Some(self.empty(state, want.alignment)));
         }
         if want.length <= SMALL_BYTES_MAX && want.alignment <= SHARED_BYTES {
-            if let Some(grant) = self.share(state, want) {
+            if let Some(grant) = self.share(state, want, None) {
                 return Ok(Some(grant));
             }
             if may_map(state, SHARED_BYTES) {
-                self.add_shared_region(state)?;
-                return Ok(self.share(state, want));
+                let notice = self.add_shared_region(state)?;
+                return Ok(self.share(state, want, notice));
             }
         }
         Ok(may_map(state, want.region_bytes).then(|| {
@@ -294,11 +325,15 @@ impl Pool {
             place: Place::Nowhere,
             pool: Arc::clone(self),
         };
-        Grant::Shared { buffer, dirty_bytes: 0 }
+        Grant::Shared {
+            buffer,
+            dirty_bytes: 0,
+            notice: None,
+        }
     }
 
     /// Takes an extent of a shared region, if one is free.
-    fn share(self: &Arc<Self>, state: &mut State, want: Want) -> Option<Grant> {
+    fn share(self: &Arc<Self>, state: &mut State, want: Want, notice: Notice) -> Option<Grant> {
         let length = want.length.next_multiple_of(ALIGNMENT_MIN);
         let extent = state.extents.allocate(length, want.alignment)?;
         let shared = state.shared.get_mut(&extent.space)?;
@@ -314,28 +349,40 @@ impl Pool {
             place: Place::Shared(extent),
             pool: Arc::clone(self),
         };
-        Some(Grant::Shared { buffer, dirty_bytes })
+        Some(Grant::Shared {
+            buffer,
+            dirty_bytes,
+            notice,
+        })
     }
 
     /// Maps one more shared region. It is short enough to be mapped under the lock, which keeps
     /// threads that start at once from mapping one each.
-    fn add_shared_region(&self, state: &mut State) -> Result<()> {
-        refuse_what_is_not_there(SHARED_BYTES)?;
+    fn add_shared_region(&self, state: &mut State) -> Result<Notice> {
+        limits::refuse_what_is_not_there(SHARED_BYTES)?;
         let region = Region::map(SHARED_BYTES, SHARED_BYTES, &self.options)?;
         state.count_mapped(SHARED_BYTES);
-        state.count_region(&region);
+        let notice = state.count_region(&region);
         state.extents.add_space(region.id(), SHARED_BYTES);
-        state.shared.insert(region.id(), SharedRegion { region, touched: 0 });
-        Ok(())
+        state
+            .shared
+            .insert(region.id(), SharedRegion { region, touched: 0 });
+        Ok(notice)
     }
 
     /// The slow part of an allocation, without the lock: zeroing or mapping.
     fn fulfil(self: &Arc<Self>, grant: Grant, want: Want) -> Result<PoolBuffer> {
-        if let Grant::Shared { mut buffer, dirty_bytes } = grant {
+        if let Grant::Shared {
+            mut buffer,
+            dirty_bytes,
+            notice,
+        } = grant
+        {
             buffer.clear(dirty_bytes);
+            log(notice);
             return Ok(buffer);
         }
-        let mapped = refuse_what_is_not_there(want.region_bytes)
+        let mapped = limits::refuse_what_is_not_there(want.region_bytes)
             .and_then(|()| Region::map(want.region_bytes, want.alignment, &self.options));
         let mut state = self.lock()?;
         let region = match mapped {
@@ -346,10 +393,11 @@ impl Pool {
                 return Err(error);
             }
         };
-        state.count_region(&region);
+        let notice = state.count_region(&region);
         state.stats.used_bytes += want.length;
         state.stats.buffers += 1;
         drop(state);
+        log(notice);
         Ok(PoolBuffer {
             address: region.start().unwrap_or(NonNull::dangling()),
             length: want.length,
@@ -418,40 +466,23 @@ impl State {
         self.stats.peak_bytes = self.stats.peak_bytes.max(self.stats.mapped_bytes);
     }
 
-    fn count_region(&mut self, region: &Region) {
+    /// Counts a new region; the first refusal to lock one is to be logged.
+    fn count_region(&mut self, region: &Region) -> Notice {
         self.stats.regions += 1;
         match region.locking() {
             Locking::Locked => self.stats.locked_bytes += region.length(),
-            Locking::NotAsked => {}
-            Locking::Refused(reason) => {
-                if self.stats.lock_refused.is_none() {
-                    tracing::warn!("{reason}");
-                    self.stats.lock_refused = Some(reason.clone());
-                }
+            Locking::Refused(reason) if self.stats.lock_refused.is_none() => {
+                self.stats.lock_refused = Some(reason.clone());
+                return Some(reason.clone());
             }
+            Locking::Refused(_) | Locking::NotAsked => {}
         }
+        None
     }
 }
 
-/// Refuses what the machine or a control group can't give, before a page of it is touched: the
-/// kernel would kill the process later. Pool memory that is mapped but not touched yet isn't in
-/// the kernel's numbers, so at least what exceeds the process's resident memory is added.
-fn refuse_what_is_not_there(bytes: usize) -> Result<()> {
-    let Some(available) = limits::available_bytes() else {
-        return Ok(());
-    };
-    let wide = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
-    let resident = limits::resident_anonymous_bytes().unwrap_or(u64::MAX);
-    let promised = wide(registry::mapped_bytes()).saturating_sub(resident);
-    if wide(bytes).saturating_add(promised) <= available.bytes {
-        return Ok(());
+fn log(notice: Notice) {
+    if let Some(text) = notice {
+        tracing::warn!("{text}");
     }
-    let mut message = format!(
-        "cannot allocate {bytes} bytes: {} bytes are available by {}",
-        available.bytes, available.source
-    );
-    if promised > 0 {
-        let _ = write!(message, ", {promised} of them for pool memory that isn't touched yet");
-    }
-    Err(Error::new(ErrorKind::OutOfMemory, message).hint("free memory or ask for less"))
 }
