@@ -196,6 +196,33 @@ fn a_request_waits_until_there_is_room() {
     assert_empty(&pool);
 }
 
+#[test]
+fn room_within_a_shared_region_wakes_who_waits_for_it() {
+    let pool = pool(Some(2 * MIB));
+    let first = pool.allocate(MIB, 64).unwrap();
+    let second = pool.allocate(MIB, 64).unwrap();
+    let waiter = {
+        let pool = Arc::clone(&pool);
+        thread::spawn(move || {
+            let buffer = pool.allocate_wait(MIB, 64, Some(Duration::from_secs(20)));
+            buffer.unwrap().as_ptr().addr()
+        })
+    };
+    while !pool
+        .allocate(MIB, 64)
+        .unwrap_err()
+        .to_string()
+        .contains("1 other requests")
+    {
+        thread::yield_now();
+    }
+    let address = first.as_ptr().addr();
+    drop(first);
+    assert_eq!(waiter.join().unwrap(), address);
+    drop(second);
+    assert_empty(&pool);
+}
+
 /// Returns when a request for which there would be room is refused because others wait.
 fn wait_for_waiters(pool: &Arc<Pool>) {
     let deadline = Instant::now() + Duration::from_secs(20);

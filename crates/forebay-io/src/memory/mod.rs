@@ -13,6 +13,21 @@
 //!   inherited changes the parent's memory or waits for a lock that the parent held.
 //! - Listeners hear of a region's end once, before it is unmapped, with no pool lock held.
 //!
+//! # Examples
+//!
+//! ```
+//! use forebay_io::memory::{ALIGNMENT_DEFAULT, Pool, PoolOptions};
+//!
+//! let pool = Pool::new(PoolOptions { budget_bytes: Some(16 << 20), ..PoolOptions::default() });
+//! let mut buffer = pool.allocate(5 << 20, ALIGNMENT_DEFAULT)?;
+//! buffer.as_mut_slice()[0] = 1;
+//! assert_eq!(pool.stats().mapped_bytes, 5 << 20);
+//! assert!(pool.allocate(12 << 20, ALIGNMENT_DEFAULT).is_err());
+//! drop(buffer);
+//! assert_eq!(pool.stats().mapped_bytes, 0);
+//! # Ok::<(), forebay_io::error::Error>(())
+//! ```
+//!
 //! The arithmetic of free extents (`extents`) makes no system calls; mapping and locking are in
 //! `region`, the lock-free list of all regions in `registry`, what the machine has left in
 //! [`limits`], fork detection in `process`.
