@@ -136,7 +136,7 @@ impl Handle {
     pub fn with_factory(options: Options, factory: Arc<dyn EngineFactory>) -> Result<Self> {
         options.validate()?;
         let factory: Arc<dyn EngineFactory> = match options.throttle_bytes_per_second {
-            Some(rate) => Arc::new(ThrottleFactory::new(factory, rate)),
+            Some(rate) => Arc::new(ThrottleFactory::new(factory, rate)?),
             None => factory,
         };
         let runtime = Arc::new(Runtime::start(&options, &factory)?);
