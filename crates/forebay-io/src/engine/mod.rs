@@ -13,7 +13,6 @@
 //! - Dropping an engine waits for everything in flight, then closes what it holds: memory that
 //!   the kernel could still write to is never let go before that.
 //! - [`Engine::reap`] sleeps in the kernel; it never spins.
-#![expect(unsafe_code, reason = "a transfer is a promise about memory, which the trait states")]
 
 pub mod aio;
 pub mod record;
@@ -22,6 +21,7 @@ pub mod throttle;
 pub mod uring;
 
 mod auto;
+mod deadline;
 mod wake;
 
 use std::fmt;
@@ -151,6 +151,10 @@ pub struct EngineOptions {
 }
 
 /// A way of moving blocks. See the [module documentation](self) for the rules.
+#[expect(
+    unsafe_code,
+    reason = "callers promise that memory outlives the transfers"
+)]
 pub trait Engine: fmt::Debug {
     /// Which engine this is; a decorator answers for what it wraps.
     fn kind(&self) -> EngineKind;
@@ -179,7 +183,8 @@ pub trait Engine: fmt::Debug {
 
     /// Waits until at least one completion is there, [`EngineOptions::wake`] is signalled or
     /// `timeout` (forever if `None`; zero polls) has passed, and appends all completions that are
-    /// there to `completions`. A signal that ended the wait is consumed.
+    /// there to `completions`. A signal that ended the wait is consumed. It may return earlier with
+    /// nothing, but never without having slept or handled something: callers look again.
     fn reap(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) -> Result<()>;
 
     /// Registers memory; `None` if this engine can't or has no room. `length` is at most

@@ -1,0 +1,600 @@
+//! The io_uring engine: batches of transfers handed over and reaped with one call each.
+//!
+//! # How a reap is woken
+//!
+//! A one-shot poll of the wake event is kept armed in the ring, so that a reap sleeps in
+//! `io_uring_enter` alone. A ring with `iopoll` can't poll events, and does nothing but direct
+//! transfers: everything else goes to a [`ThreadsEngine`], and so does a transfer whose drive turns
+//! out to have no poll queues (EOPNOTSUPP).
+//!
+//! # Invariants
+//!
+//! - `in_flight` counts the transfers in the ring, queued or with the kernel; each holds a slot of
+//!   `transfers` whose number is its `user_data`, so tokens are free to use.
+//! - The submission queue has room for all of them and the poll, the completion queue for twice
+//!   that, so neither overflows.
+//! - Drop removes the poll, reaps every transfer, and gives registered memory back before the ring
+//!   is closed (closing gives it back at some later time).
+
+#![expect(
+    unsafe_code,
+    reason = "submission entries and registrations that hold addresses"
+)]
+
+mod setup;
+mod slots;
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
+
+use self::slots::Slots;
+use super::deadline::Deadline;
+use super::threads::{RWF_DONTCACHE, ThreadsEngine};
+use super::{
+    Capabilities, Command, Completion, Engine, EngineKind, EngineOptions, TRANSFER_BYTES_MAX,
+    Transfer,
+};
+use crate::error::{Error, Result};
+
+/// Slots for registered memory: 64 GiB in pieces of 64 MiB.
+const BUFFER_SLOTS: u32 = 1024;
+
+/// Slots for registered files.
+const FILE_SLOTS: u32 = 64;
+
+/// `user_data` of the poll of the wake event; transfers have slot numbers.
+const WAKE_DATA: u64 = u64::MAX;
+
+/// How often a submission that meets EAGAIN (the kernel is out of memory) is tried again when
+/// nothing is in flight that would free some, and the pause before each try: two seconds in all.
+const SUBMIT_RETRIES_MAX: u32 = 2000;
+const SUBMIT_RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// The longest sleep while something is to be done that completions don't tell of: submissions that
+/// met EAGAIN, a wake event that couldn't be polled.
+const BOUNDED_SLEEP: Duration = Duration::from_millis(10);
+
+/// The longest sleep with `iopoll` while transfers are in flight in both the ring, which has to be
+/// asked, and the threads.
+const MIXED_SLEEP: Duration = Duration::from_micros(100);
+
+/// An engine over an io_uring. See the [module documentation](self).
+pub struct UringEngine {
+    ring: IoUring,
+    options: EngineOptions,
+    features: Vec<&'static str>,
+    depth: usize,
+    in_flight: usize,
+    transfers: Vec<Transfer>,
+    transfer_slots: Slots,
+    buffers: Slots,
+    files: Slots,
+    wake_poll: WakePoll,
+    /// For what a ring with `iopoll` can't do; built by the first of it.
+    threads: Option<Box<ThreadsEngine>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WakePoll {
+    Idle,
+    Armed,
+    /// The kernel failed it: sleeps are bounded instead.
+    Refused,
+}
+
+/// What an `io_uring_enter` came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entered {
+    Done,
+    /// Submissions are left in the queue, for lack of memory.
+    Short,
+}
+
+impl UringEngine {
+    /// Sets a ring up with the best flags that this kernel takes.
+    ///
+    /// # Errors
+    ///
+    /// io_uring isn't there, is refused or is too old; the text has cause and cure.
+    pub fn new(options: &EngineOptions) -> Result<Self> {
+        let (ring, mut features) = setup::build(options)?;
+        let room = (ring.params().sq_entries() as usize).saturating_sub(setup::ENTRIES_EXTRA);
+        let depth = options.queue_depth.clamp(1, room.max(1));
+        // Tables without entries came with Linux 5.19; before, there is no registration.
+        let buffers = ring
+            .submitter()
+            .register_buffers_sparse(BUFFER_SLOTS)
+            .is_ok();
+        let files = ring.submitter().register_files_sparse(FILE_SLOTS).is_ok();
+        if options.single_submit {
+            features.push("single-submit");
+        }
+        Ok(Self {
+            ring,
+            options: options.clone(),
+            features,
+            depth,
+            in_flight: 0,
+            transfers: Vec::with_capacity(depth),
+            transfer_slots: Slots::new(u32::try_from(depth).unwrap_or(u32::MAX)),
+            buffers: Slots::new(if buffers { BUFFER_SLOTS } else { 0 }),
+            files: Slots::new(if files { FILE_SLOTS } else { 0 }),
+            wake_poll: WakePoll::Idle,
+            threads: None,
+        })
+    }
+
+    fn polls_completions(&self) -> bool {
+        self.ring.params().is_setup_iopoll()
+    }
+
+    /// The ring can do it.
+    fn takes(&self, transfer: &Transfer) -> bool {
+        let moves = matches!(transfer.command, Command::Read | Command::Write);
+        !self.polls_completions() || (moves && !transfer.buffered)
+    }
+
+    fn submit_to_threads(&mut self, transfer: Transfer) -> Result<bool> {
+        let threads = match &mut self.threads {
+            Some(threads) => threads,
+            None => self
+                .threads
+                .insert(Box::new(ThreadsEngine::new(&self.options)?)),
+        };
+        // SAFETY: the caller's promise, passed on; drop waits for the threads too.
+        Ok(unsafe { threads.submit(&[transfer]) }? == 1)
+    }
+
+    /// Puts the transfer in the submission queue; `false` if that is full.
+    fn queue(&mut self, transfer: &Transfer) -> bool {
+        let Some(slot) = self.transfer_slots.take() else {
+            return false;
+        };
+        let entry = entry_of(transfer).user_data(slot.into());
+        // SAFETY: what the entry refers to stays valid until the completion (`Engine::submit`),
+        // which drop waits for.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.transfer_slots.give(slot);
+            return false;
+        }
+        let index = slot as usize;
+        if index < self.transfers.len() {
+            self.transfers[index] = *transfer;
+        } else {
+            // Slots are first taken in ascending order.
+            self.transfers.push(*transfer);
+        }
+        self.in_flight += 1;
+        true
+    }
+
+    /// Hands the submission queue to the kernel. What it has no memory for stays in the queue, and
+    /// goes with the next reap.
+    fn flush(&mut self) -> Result<Entered> {
+        loop {
+            match self.ring.submit() {
+                Ok(count) => {
+                    let queued = !self.ring.submission().is_empty();
+                    if self.ring.params().is_setup_sqpoll() || !queued {
+                        return Ok(Entered::Done);
+                    }
+                    // An entry that fails ends a submission on kernels before 5.18.
+                    if count == 0 {
+                        return Ok(Entered::Short);
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN | libc::EBUSY) => return Ok(Entered::Short),
+                    _ => return Err(broken(error)),
+                },
+            }
+        }
+    }
+
+    /// Sleeps in the kernel until a completion is there or `left` has passed. Submits first what is
+    /// left in the queue, unless `submit` is false.
+    fn enter(&mut self, left: Option<Duration>, submit: bool) -> Result<Entered> {
+        let timespec = left.map(Timespec::from);
+        let mut args = SubmitArgs::new();
+        if let Some(timespec) = &timespec {
+            args = args.timespec(timespec);
+        }
+        let submitter = self.ring.submitter();
+        let entered = if submit {
+            submitter.submit_with_args(1, &args)
+        } else {
+            let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+            // SAFETY: nothing is submitted; `args` is what EXT_ARG stands for and outlives the call.
+            unsafe { submitter.enter(0, 1, flags.bits(), Some(&args)) }
+        };
+        match entered {
+            Ok(_) => Ok(Entered::Done),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::ETIME) => Ok(Entered::Done),
+                Some(libc::EAGAIN | libc::EBUSY) => Ok(Entered::Short),
+                _ => Err(broken(error)),
+            },
+        }
+    }
+
+    /// Takes what the completion queue holds; `true` if the wake event was among it and signalled.
+    fn take(&mut self, completions: &mut Vec<Completion>) -> Result<bool> {
+        let mut woken = false;
+        loop {
+            let next = self.ring.completion().next();
+            let Some(entry) = next else {
+                return Ok(woken);
+            };
+            match entry.user_data() {
+                WAKE_DATA => {
+                    let failed = entry.result() < 0 && entry.result() != -libc::ECANCELED;
+                    self.wake_poll = if failed {
+                        WakePoll::Refused
+                    } else {
+                        WakePoll::Idle
+                    };
+                    woken |= self.options.wake.consume();
+                }
+                slot => self.complete(slot, entry.result(), completions)?,
+            }
+        }
+    }
+
+    fn complete(
+        &mut self,
+        slot: u64,
+        result: i32,
+        completions: &mut Vec<Completion>,
+    ) -> Result<()> {
+        let Some((index, transfer)) = usize::try_from(slot)
+            .ok()
+            .and_then(|index| Some((u32::try_from(slot).ok()?, *self.transfers.get(index)?)))
+        else {
+            debug_assert!(false, "no transfer has slot {slot}");
+            return Ok(());
+        };
+        self.transfer_slots.give(index);
+        self.in_flight -= 1;
+        if self.polls_completions() && result == -libc::EOPNOTSUPP {
+            if !self.features.contains(&"iopoll-refused") {
+                self.features.push("iopoll-refused");
+            }
+            if self.submit_to_threads(transfer)? {
+                return Ok(());
+            }
+        }
+        completions.push(Completion {
+            token: transfer.token,
+            result: result.into(),
+        });
+        Ok(())
+    }
+
+    /// Sleeps until something happens; `true` if that may have been the wake event.
+    fn sleep(&mut self, left: Option<Duration>, completions: &mut Vec<Completion>) -> Result<bool> {
+        if self.polls_completions() {
+            return self.sleep_polling(left, completions);
+        }
+        self.arm_wake_poll();
+        let bounded = Some(left.map_or(BOUNDED_SLEEP, |left| left.min(BOUNDED_SLEEP)));
+        let armed = self.wake_poll == WakePoll::Armed;
+        if self.enter(if armed { left } else { bounded }, true)? == Entered::Short {
+            self.sleep_short(bounded)?;
+        }
+        Ok(self.wake_poll != WakePoll::Armed && self.options.wake.consume())
+    }
+
+    /// Sleeps when the kernel has no memory for what is in the submission queue.
+    fn sleep_short(&mut self, left: Option<Duration>) -> Result<()> {
+        let mut retries = 0;
+        loop {
+            let queued = self.ring.submission().len();
+            let polls = usize::from(self.wake_poll == WakePoll::Armed);
+            if self.in_flight + polls > queued {
+                return self.enter(left, false).map(drop);
+            }
+            std::thread::sleep(SUBMIT_RETRY_PAUSE);
+            if self.flush()? == Entered::Done {
+                return Ok(());
+            }
+            retries += 1;
+            if retries == SUBMIT_RETRIES_MAX {
+                return Err(broken(io::Error::from_raw_os_error(libc::EAGAIN))
+                    .hint("the kernel is short of memory"));
+            }
+        }
+    }
+
+    /// The sleep of a ring with `iopoll`. What it returns in doubt is `true`: a reap may end early.
+    fn sleep_polling(
+        &mut self,
+        left: Option<Duration>,
+        completions: &mut Vec<Completion>,
+    ) -> Result<bool> {
+        if self.options.wake.consume() {
+            return Ok(true);
+        }
+        let ring_busy = self.in_flight > 0;
+        let Some(threads) = self
+            .threads
+            .as_mut()
+            .filter(|threads| threads.in_flight() > 0)
+        else {
+            if ring_busy {
+                if self.enter(left, true)? == Entered::Short {
+                    self.sleep_short(Some(BOUNDED_SLEEP))?;
+                }
+                return Ok(false);
+            }
+            self.options.wake.wait(left);
+            return Ok(true);
+        };
+        let left = if ring_busy {
+            Some(left.map_or(MIXED_SLEEP, |left| left.min(MIXED_SLEEP)))
+        } else {
+            left
+        };
+        threads.reap(left, completions)?;
+        if ring_busy {
+            // Asks the drive without waiting for it.
+            self.flush()?;
+        }
+        Ok(true)
+    }
+
+    fn arm_wake_poll(&mut self) {
+        if self.wake_poll != WakePoll::Idle {
+            return;
+        }
+        let events = u32::from(libc::POLLIN.cast_unsigned());
+        let entry = opcode::PollAdd::new(Fd(self.options.wake.as_raw_fd()), events)
+            .build()
+            .user_data(WAKE_DATA);
+        // SAFETY: it refers to no memory, and to a descriptor that `options.wake` keeps open.
+        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+            self.wake_poll = WakePoll::Armed;
+        }
+    }
+
+    /// Reaps everything that is in the ring.
+    fn drain(&mut self) -> Result<()> {
+        let mut completions = Vec::with_capacity(self.in_flight);
+        if self.wake_poll == WakePoll::Armed {
+            // Not removed but fired: removing fails with EALREADY while the kernel looks at a poll
+            // whose event was signalled and consumed meanwhile, and leaves it armed.
+            self.options.wake.signal();
+        }
+        loop {
+            self.take(&mut completions)?;
+            if self.in_flight == 0 && self.wake_poll != WakePoll::Armed {
+                return Ok(());
+            }
+            if self.enter(None, true)? == Entered::Short {
+                self.sleep_short(Some(BOUNDED_SLEEP))?;
+            }
+        }
+    }
+
+    fn threads_in_flight(&self) -> usize {
+        self.threads
+            .as_ref()
+            .map_or(0, |threads| threads.in_flight())
+    }
+}
+
+impl std::fmt::Debug for UringEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UringEngine")
+            .field("features", &self.features)
+            .field("depth", &self.depth)
+            .field("in_flight", &self.in_flight)
+            .field("wake_poll", &self.wake_poll)
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine for UringEngine {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Uring
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            registered_buffers: self.buffers.count() > 0,
+            registered_files: self.files.count() > 0,
+            features: self.features.clone(),
+        }
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight + self.threads_in_flight()
+    }
+
+    unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
+        let count = transfers.len().min(self.depth - self.in_flight());
+        let mut accepted = 0;
+        for transfer in &transfers[..count] {
+            let taken = if self.takes(transfer) {
+                self.queue(transfer)
+            } else {
+                match self.submit_to_threads(*transfer) {
+                    Ok(taken) => taken,
+                    Err(error) if accepted == 0 => return Err(error),
+                    Err(_) => false, // The caller meets it when it tries the rest again.
+                }
+            };
+            if !taken {
+                break;
+            }
+            accepted += 1;
+            if self.options.single_submit {
+                self.flush()?;
+            }
+        }
+        if accepted > 0 && !self.options.single_submit {
+            self.flush()?;
+        }
+        Ok(accepted)
+    }
+
+    fn reap(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) -> Result<()> {
+        let deadline = Deadline::after(timeout);
+        let count = completions.len();
+        let mut woken = self.take(completions)?;
+        while !woken && completions.len() == count {
+            let left = deadline.left();
+            woken = self.sleep(left, completions)?;
+            woken |= self.take(completions)?;
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn bind_buffer(&mut self, address: *mut u8, length: usize) -> Result<Option<u16>> {
+        let Some(slot) = self.buffers.take() else {
+            return Ok(None);
+        };
+        let memory = libc::iovec {
+            iov_base: address.cast(),
+            iov_len: length,
+        };
+        // SAFETY: the caller keeps the memory mapped until the slot is given back.
+        match unsafe {
+            self.ring
+                .submitter()
+                .register_buffers_update(slot, &[memory], None)
+        } {
+            Ok(()) => Ok(u16::try_from(slot).ok()),
+            Err(source) => {
+                self.buffers.give(slot);
+                let error = Error::from_io(source, format!("cannot register {length} bytes"));
+                let error = error.engine(EngineKind::Uring.name());
+                Err(if error.os_code() == Some(libc::ENOMEM) {
+                    error.hint("raise the limit on locked memory (ulimit -l)")
+                } else {
+                    error
+                })
+            }
+        }
+    }
+
+    fn unbind_buffer(&mut self, slot: u16) {
+        let nothing = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        // SAFETY: an empty slot refers to no memory.
+        match unsafe {
+            self.ring
+                .submitter()
+                .register_buffers_update(slot.into(), &[nothing], None)
+        } {
+            Ok(()) => self.buffers.give(slot.into()),
+            // The slot still holds the old memory, so it is never used again.
+            Err(error) => tracing::warn!(%error, slot, "cannot unregister a buffer"),
+        }
+    }
+
+    fn bind_file(&mut self, descriptor: RawFd) -> Option<u32> {
+        let slot = self.files.take()?;
+        if self
+            .ring
+            .submitter()
+            .register_files_update(slot, &[descriptor])
+            .is_ok()
+        {
+            return Some(slot);
+        }
+        self.files.give(slot);
+        None
+    }
+
+    fn unbind_file(&mut self, slot: u32) {
+        match self.ring.submitter().register_files_update(slot, &[-1]) {
+            Ok(_) => self.files.give(slot),
+            Err(error) => tracing::warn!(%error, slot, "cannot unregister a file"),
+        }
+    }
+}
+
+impl Drop for UringEngine {
+    fn drop(&mut self) {
+        if let Err(error) = self.drain() {
+            tracing::error!(%error, in_flight = self.in_flight, "cannot drain an io_uring");
+        }
+        if self.buffers.count() > 0 {
+            let _ = self.ring.submitter().unregister_buffers();
+        }
+    }
+}
+
+fn broken(source: io::Error) -> Error {
+    Error::from_io(source, "cannot enter the io_uring").engine(EngineKind::Uring.name())
+}
+
+/// The submission entry for a transfer, without its `user_data`.
+fn entry_of(transfer: &Transfer) -> squeue::Entry {
+    let &Transfer {
+        descriptor,
+        address,
+        length,
+        buffer_slot,
+        ..
+    } = transfer;
+    // A registered file is named by its slot in the same field, with a flag.
+    let fd = Fd(transfer.file_slot.map_or(descriptor, u32::cast_signed));
+    let bytes = u32::try_from(length.min(TRANSFER_BYTES_MAX)).unwrap_or(u32::MAX);
+    // -1 would be the file's own position; any other negative offset is EINVAL.
+    let offset = transfer.offset.min(1 << 63);
+    let flags = if transfer.uncached && transfer.buffered {
+        RWF_DONTCACHE
+    } else {
+        0
+    };
+    let entry = match (transfer.command, buffer_slot) {
+        (Command::Read, None) => opcode::Read::new(fd, address, bytes)
+            .offset(offset)
+            .rw_flags(flags)
+            .build(),
+        (Command::Read, Some(slot)) => opcode::ReadFixed::new(fd, address, bytes, slot)
+            .offset(offset)
+            .rw_flags(flags)
+            .build(),
+        (Command::Write, None) => opcode::Write::new(fd, address, bytes)
+            .offset(offset)
+            .rw_flags(flags)
+            .build(),
+        (Command::Write, Some(slot)) => opcode::WriteFixed::new(fd, address, bytes, slot)
+            .offset(offset)
+            .rw_flags(flags)
+            .build(),
+        (Command::Sync { data_only }, _) => {
+            let flags = if data_only {
+                FsyncFlags::DATASYNC
+            } else {
+                FsyncFlags::empty()
+            };
+            opcode::Fsync::new(fd).flags(flags).build()
+        }
+        (Command::Allocate, _) => opcode::Fallocate::new(fd, length as u64)
+            .offset(offset)
+            .build(),
+    };
+    if transfer.file_slot.is_some() {
+        entry.flags(squeue::Flags::FIXED_FILE)
+    } else {
+        entry
+    }
+}
