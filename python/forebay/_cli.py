@@ -7,6 +7,7 @@ directory or the machine can't take it; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -40,15 +41,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="forebay", description="Moves tensors between NVMe drives and memory."
     )
-    try:
+    with contextlib.suppress(PackageNotFoundError):  # run from a source tree
         parser.add_argument("--version", action="version", version=version("forebay"))
-    except PackageNotFoundError:
-        pass  # run from a source tree
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     quickstart = commands.add_parser(
         "quickstart",
         help="store and load real tensors, check every byte, and compare with other ways",
-        epilog="Exit codes: 0 all well, 1 failed, 2 wrong arguments, 3 the directory can't take it.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the directory can't take it.",
     )
     quickstart.add_argument(
         "files",

@@ -1,46 +1,20 @@
 from collections.abc import Sequence
-from typing import Any, TypedDict, final
+from typing import Any, final
 
+from forebay._types import FileFacts, PoolStats, Stats
 from forebay.errors import ForebayError
 
-class Stats(TypedDict):
-    engine: str
-    operations: int
-    failures: int
-    cancelled: int
-    bytes_read: int
-    bytes_written: int
-    bytes_direct: int
-    bytes_staged: int
-    bytes_buffered: int
-    bytes_cached: int
-    bytes_registered: int
-    transfers: int
-    retries: int
-    short_transfers: int
-    queue_depth_max: int
-    latency_us_p50: int
-    latency_us_p99: int
-    latency_us_max: int
-    staging_bytes: int
-    fallbacks: dict[str, int]
-
-class PoolStats(TypedDict):
-    budget_bytes: int | None
-    used_bytes: int
-    mapped_bytes: int
-    locked_bytes: int
-    peak_bytes: int
-    buffers: int
-    regions: int
-    lock_refused: str | None
-
-class FileFacts(TypedDict):
-    direct: bool
-    reason: str | None
-    memory_alignment: int
-    offset_alignment: int
-    size: int
+__all__ = [
+    "Handle",
+    "Operation",
+    "PinnedBuffer",
+    "Pool",
+    "WakeEvent",
+    "compare",
+    "drain_all",
+    "file_facts",
+    "probe_engines",
+]
 
 @final
 class Handle:
@@ -98,7 +72,7 @@ class Pool:
     @staticmethod
     def shared() -> Pool: ...
     def allocate(
-        self, length: int, alignment: int, timeout: float | None = 0.0
+        self, length: int, alignment: int, timeout: float | None
     ) -> PinnedBuffer: ...
     def stats(self) -> PoolStats: ...
 

@@ -230,8 +230,8 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         if not self.is_pinned(tensor):
             return False
         known = self._locked.pop(_address(tensor), None)
-        for view in (tensor, None if known is None else known()):
-            if hasattr(view, "set_"):
+        for view in (tensor, known() if known is not None else None):
+            if view is not None and hasattr(view, "set_"):
                 view.set_()
                 view.forebay_freed = True
         return True

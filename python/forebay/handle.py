@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from forebay._forebay import Stats
+    from forebay._types import Stats
 
 __all__ = ["Durability", "Handle", "Item", "Priority"]
 

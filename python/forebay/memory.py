@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from forebay._forebay import PoolStats
+    from forebay._types import PoolStats
 
 __all__ = ["Pool", "empty"]
 

@@ -40,7 +40,7 @@ impl Pool {
     }
 
     /// Zeroed memory; waits for room in the budget for `timeout` seconds (`None`: for ever).
-    #[pyo3(signature = (length, alignment, timeout=Some(0.0)))]
+    #[pyo3(signature = (length, alignment, timeout))]
     fn allocate(
         &self,
         py: Python<'_>,

@@ -41,16 +41,17 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
         _check_space(directory, sum(tensor.data.nbytes for tensor in tensors))
         _compare_ways(tensors, directory, repeats)
     except Problem as problem:
-        sys.stderr.write(f"forebay quickstart: {problem}\n")
-        return problem.code
+        return _give_up(problem)
     except OSError as error:
-        problem = explain(error, directory)
-        sys.stderr.write(f"forebay quickstart: {problem}\n")
-        return problem.code
+        return _give_up(explain(error, directory))
     except ForebayError as error:
-        sys.stderr.write(f"forebay quickstart: {error}\n")
-        return EXIT_FAILED
+        return _give_up(Problem(str(error), EXIT_FAILED))
     return 0
+
+
+def _give_up(problem: Problem) -> int:
+    sys.stderr.write(f"forebay quickstart: {problem}\n")
+    return problem.code
 
 
 def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> None:

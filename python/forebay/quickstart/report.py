@@ -22,7 +22,7 @@ _MARGIN = 16
 
 def table(results: Sequence[Result], size: int) -> str:
     """Return the results as text; the first is the one that the others are compared with."""
-    rows = [_COLUMNS]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
     for result in results:
         cells = [result.name]
         for samples, best in (
@@ -33,7 +33,7 @@ def table(results: Sequence[Result], size: int) -> str:
             cells += [
                 f"{samples.rate(size):.2f}",
                 f"{samples.cpu_per_gib(size):.2f}",
-                "" if samples is best else f"{ratio:.1f} × faster",
+                "" if samples is best else f"{ratio:.1f} × as fast",
             ]
         rows.append(tuple(cells))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]

@@ -91,7 +91,7 @@ def _gpt2_medium(size: int) -> Iterator[Tensor]:
 
     # Random bytes are values too, NaNs with payloads among them: they must come back as they are.
     random = np.random.default_rng(2)
-    shapes = dict(_GPT2_MEDIUM_EMBEDDINGS)
+    shapes: dict[str, tuple[int, ...]] = dict(_GPT2_MEDIUM_EMBEDDINGS)
     for layer in range(_LAYERS):
         shapes |= {f"h.{layer}.{name}": shape for name, shape in _GPT2_MEDIUM_LAYER.items()}
     shapes |= {"ln_f.weight": (_WIDTH,), "ln_f.bias": (_WIDTH,)}

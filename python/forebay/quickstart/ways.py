@@ -76,7 +76,7 @@ class _Python:
 
     def store(self, path: str) -> None:
         with open(path, "wb") as file:
-            file.writelines(tensor.data for tensor in self._tensors)
+            file.writelines(tensor.data.data for tensor in self._tensors)
             file.flush()
             os.fsync(file.fileno())
 
