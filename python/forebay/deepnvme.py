@@ -267,7 +267,15 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         """
         with self._lock:
             pending, self._pending = self._pending, []
-        return self._settle([*pending, operation])
+        try:
+            return self._settle([*pending, operation])
+        except BaseException:
+            # Interrupted: nobody knows of this one to wait for it. Else it is done already.
+            with self._lock:
+                if operation in self._pending:
+                    self._pending.remove(operation)
+            operation.cancel()
+            raise
 
     def _settle(self, operations: list[_Pending]) -> int:
         failures: list[ForebayError] = []
@@ -311,6 +319,9 @@ class _Pending:
             store, items, whole_file, "demand", None
         )
         self._validation = (buffer, path, offset) if validate else None
+
+    def cancel(self) -> None:
+        self._operation.cancel()
 
     def complete(self) -> None:
         self._operation.wait()

@@ -108,7 +108,8 @@ def test_the_first_failure_of_several_is_raised_and_the_others_are_logged(
 
 def test_what_has_been_cancelled_says_so(path: Path) -> None:
     path.write_bytes(bytes(8 << 20))
-    with forebay.Handle(throttle="1MiB", page_cache=False) as handle:
+    options: Any = {"block_size": "4k", "queue_depth": 1, "intra_op_parallelism": 1}
+    with forebay.Handle(throttle="1MiB", page_cache=False, **options) as handle:
         operation = handle.load_async(bytearray(8 << 20), path)
         operation.cancel()
         with pytest.raises(errors.OperationCancelledError):
@@ -151,7 +152,7 @@ def test_a_wait_that_runs_out_of_time_leaves_the_operation_going(path: Path) -> 
     ids=str,
 )
 def test_an_option_out_of_range_is_a_value_error(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=str(next(iter(options)))[:5]) as caught:
+    with pytest.raises(ValueError, match=next(iter(options)).removeprefix("intra_op_")) as caught:
         forebay.Handle(**options)
     assert isinstance(caught.value, errors.InvalidInputError)
 

@@ -288,7 +288,9 @@ def test_control_c_ends_a_long_wait(path: Path, wait: str) -> None:
         f"""
         import os, signal, threading, time, forebay
         path = {str(path)!r}
-        handle = forebay.Handle(throttle="64k", page_cache=False, block_size="4k")
+        handle = forebay.Handle(
+            throttle="64k", page_cache=False, block_size="4k", queue_depth=1, intra_op_parallelism=1
+        )
         aio = forebay.aio_handle(block_size=4096)
         aio._handle = handle
         target = bytearray(8 << 20)
