@@ -160,6 +160,12 @@ impl Drop for Runtime {
     fn drop(&mut self) {
         if self.belongs_here() {
             self.stop();
+        } else {
+            // The parent's threads don't exist in a forked child, and the C library has given
+            // their stacks, and with them their identities, to new threads: to drop the handles
+            // would detach those.
+            let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            Vec::leak(std::mem::take(threads));
         }
     }
 }
