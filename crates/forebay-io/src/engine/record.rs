@@ -25,10 +25,10 @@ pub struct RecordedTransfer {
     pub command: Command,
     /// The open file, as a number; it may have been closed and given to another since.
     pub descriptor: RawFd,
-    /// It named a registered file.
-    pub registered_file: bool,
-    /// It named registered memory.
-    pub registered_buffer: bool,
+    /// The slot of the registered file, if it named one.
+    pub file_slot: Option<u32>,
+    /// The slot of the registered memory, if it named one.
+    pub buffer_slot: Option<u16>,
     /// It went through the page cache.
     pub buffered: bool,
     /// It asked to leave nothing in the page cache.
@@ -47,8 +47,8 @@ impl From<&Transfer> for RecordedTransfer {
             token: transfer.token,
             command: transfer.command,
             descriptor: transfer.descriptor,
-            registered_file: transfer.file_slot.is_some(),
-            registered_buffer: transfer.buffer_slot.is_some(),
+            file_slot: transfer.file_slot,
+            buffer_slot: transfer.buffer_slot,
             buffered: transfer.buffered,
             uncached: transfer.uncached,
             offset: transfer.offset,
@@ -127,11 +127,7 @@ impl Recording {
     }
 
     fn select<T>(&self, choose: impl Fn(Event) -> Option<T>) -> Vec<T> {
-        self.log()
-            .events
-            .iter()
-            .filter_map(|&(_, event)| choose(event))
-            .collect()
+        self.log().events.iter().filter_map(|&(_, event)| choose(event)).collect()
     }
 
     fn add(&self, engine: u32, event: Event) {
@@ -176,16 +172,9 @@ impl Engine for Record {
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
         // SAFETY: the caller's promise, passed on.
         let accepted = unsafe { self.inner.submit(transfers) }?;
-        self.recording.add(
-            self.number,
-            Event::Batch {
-                offered: transfers.len(),
-                accepted,
-            },
-        );
+        self.recording.add(self.number, Event::Batch { offered: transfers.len(), accepted });
         for transfer in &transfers[..accepted] {
-            self.recording
-                .add(self.number, Event::Submitted(transfer.into()));
+            self.recording.add(self.number, Event::Submitted(transfer.into()));
         }
         Ok(accepted)
     }
@@ -194,8 +183,7 @@ impl Engine for Record {
         let count = completions.len();
         let reaped = self.inner.reap(timeout, completions);
         for completion in &completions[count..] {
-            self.recording
-                .add(self.number, Event::Completed(*completion));
+            self.recording.add(self.number, Event::Completed(*completion));
         }
         reaped
     }
@@ -243,11 +231,7 @@ pub struct RecordFactory {
 impl RecordFactory {
     /// Writes down what the engines that `inner` builds do.
     pub fn new(inner: Arc<dyn EngineFactory>) -> Self {
-        Self {
-            inner,
-            recording: Recording::default(),
-            built_count: AtomicU32::new(0),
-        }
+        Self { inner, recording: Recording::default(), built_count: AtomicU32::new(0) }
     }
 
     /// What they did, while they live and after.
@@ -260,11 +244,7 @@ impl EngineFactory for RecordFactory {
     fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
         let inner = self.inner.build(options)?;
         let number = self.built_count.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Record {
-            inner,
-            number,
-            recording: self.recording.clone(),
-        }))
+        Ok(Box::new(Record { inner, number, recording: self.recording.clone() }))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
