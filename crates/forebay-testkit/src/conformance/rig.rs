@@ -28,6 +28,9 @@ pub(super) const ALIGNMENT: usize = 4096;
 /// How often a transfer is tried again before the suite takes it for stuck.
 const ATTEMPTS_MAX: usize = 1000;
 
+/// After so many ends at the same byte it is the end of the file.
+const STOPS_AT_END: usize = 3;
+
 /// How long the suite waits for something that happens in milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -159,6 +162,8 @@ struct State {
     done: usize,
     /// The most bytes seen moved.
     reached: usize,
+    /// How often in a row a transfer ended at exactly `reached` bytes, short of the end.
+    stops: usize,
     attempts: usize,
 }
 
@@ -199,10 +204,6 @@ impl<'a> Rig<'a> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{}-{number}", std::process::id()));
         std::fs::write(&path, bytes).unwrap();
-        if direct {
-            // So that direct reads have something to read from the drive.
-            File::open(&path).unwrap().sync_all().unwrap();
-        }
         open(&path, direct)
     }
 
@@ -316,10 +317,16 @@ fn judge(job: &Job, state: &mut State, result: i64) -> Option<std::result::Resul
     }
     let end = state.done + moved;
     assert!(end <= job.length, "more bytes than asked for: {job:?}");
-    if end == job.length || moved == 0 || end <= state.reached {
+    if end == job.length || moved == 0 {
         return Some(Ok(end.max(state.reached)));
     }
-    state.reached = end;
+    // A direct transfer that ends between alignments is tried again from before there. At the end
+    // of a file it ends at the same byte each time, one that is cut short at another.
+    state.stops = if end == state.reached { state.stops + 1 } else { 1 };
+    if state.stops == STOPS_AT_END {
+        return Some(Ok(end));
+    }
+    state.reached = state.reached.max(end);
     // A direct transfer can only go on from where it is aligned.
     state.done = if job.buffered { end } else { end - end % ALIGNMENT };
     None
