@@ -1,12 +1,12 @@
 //! Real refusals by the kernel: what `auto` falls back to, and whether the reason tells the cure.
 
-#![expect(clippy::unwrap_used, reason = "these are tests")]
+#![expect(unsafe_code, clippy::unwrap_used, reason = "these are tests")]
 
 use std::process::Command;
 use std::sync::Arc;
 
 use forebay_io::engine::{
-    AutoFactory, EngineFactory, EngineKind, EngineOptions, Fallback, WakeEvent,
+    AutoFactory, EngineFactory, EngineKind, EngineOptions, Fallback, Transfer, WakeEvent,
 };
 use forebay_io::error::Error;
 use forebay_testkit::conformance::{Outcome, Shape, run};
@@ -106,22 +106,50 @@ fn exhausted_aio_names_the_sysctl_its_value_and_what_was_wanted() {
     }
 }
 
-/// Takes all that `fs.aio-max-nr` leaves but a little, for real.
 #[test]
-fn nearly_exhausted_aio_gives_a_smaller_depth() {
+fn more_than_aio_max_nr_leaves_gives_a_smaller_depth() {
     let read = |name: &str| -> Option<usize> {
         std::fs::read_to_string(format!("/proc/sys/fs/{name}")).ok()?.trim().parse().ok()
     };
     let (Some(max), true) = (read("aio-max-nr"), aio_is_here()) else {
         return;
     };
-    // More than there can be: the engine takes half of it, or half of that.
+    // More than there can be: it gets half of that, or less.
     let engine = EngineKind::Aio.build(&options(max + 1)).unwrap();
     let depth = engine.depth();
     assert!(depth >= 4 && depth <= max, "{depth} of {max}");
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let outcome = run(&EngineKind::Threads, directory.path(), Shape::default());
-    assert!(matches!(outcome, Outcome::Passed { .. }));
+}
+
+/// A kernel that has no memory for submissions, as far as the engine can tell.
+#[test]
+fn submissions_that_never_get_through_end_in_an_error() {
+    for kind in [EngineKind::Uring, EngineKind::Aio] {
+        let Ok(_) = kind.build(&options(8)) else { continue };
+        std::thread::spawn(move || {
+            let mut engine = kind.build(&options(8)).unwrap();
+            seccomp::deny(&[libc::SYS_io_uring_enter, libc::SYS_io_submit], libc::EAGAIN).unwrap();
+            let sync = Transfer {
+                token: 0,
+                command: forebay_io::engine::Command::Sync { data_only: true },
+                descriptor: -1,
+                file_slot: None,
+                buffer_slot: None,
+                buffered: false,
+                uncached: false,
+                offset: 0,
+                address: std::ptr::null_mut(),
+                length: 0,
+            };
+            // SAFETY: a sync has no memory, and -1 is no descriptor.
+            let submitted = unsafe { engine.submit(&[sync]) };
+            let ended = submitted.and_then(|_| engine.reap(None, &mut Vec::new()));
+            let error = ended.unwrap_err();
+            assert_eq!(error.os_code(), Some(libc::EAGAIN));
+            assert!(error.to_string().contains("short of memory"), "{error}");
+        })
+        .join()
+        .unwrap();
+    }
 }
 
 #[test]

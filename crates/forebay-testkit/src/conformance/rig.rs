@@ -56,10 +56,7 @@ impl Memory {
     /// Memory with these bytes.
     pub(super) fn holding(bytes: &[u8]) -> Rc<Self> {
         let memory = Self::filled(bytes.len(), 0);
-        // SAFETY: it is at least as long, fresh, and nobody else has it yet.
-        unsafe {
-            memory.address.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        };
+        memory.put(0, bytes);
         memory
     }
 
@@ -67,6 +64,14 @@ impl Memory {
     pub(super) fn bytes(&self) -> Vec<u8> {
         // SAFETY: all bytes were initialised, and the caller sees to it that none is written to.
         unsafe { std::slice::from_raw_parts(self.address, self.layout.size()) }.to_vec()
+    }
+
+    /// Puts bytes in at `index`. No transfer may be using them.
+    pub(super) fn put(&self, index: usize, bytes: &[u8]) {
+        assert!(index + bytes.len() <= self.layout.size());
+        let target = self.address(index);
+        // SAFETY: in bounds, and the caller sees to it that nobody else uses it.
+        unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     /// The address of the byte at `index`.
@@ -177,6 +182,7 @@ pub(super) struct Rig<'a> {
     pub(super) random: Random,
     directory: &'a Path,
     kept: Vec<Rc<Memory>>,
+    bound: Vec<Rc<Memory>>,
 }
 
 impl<'a> Rig<'a> {
@@ -195,7 +201,16 @@ impl<'a> Rig<'a> {
         };
         let engine = factory.build(&options)?;
         let random = Random::new(0x5eed);
-        Ok(Self { engine, factory, options, wake, random, directory, kept: Vec::new() })
+        Ok(Self {
+            engine,
+            factory,
+            options,
+            wake,
+            random,
+            directory,
+            kept: Vec::new(),
+            bound: Vec::new(),
+        })
     }
 
     /// A new file that holds `bytes`, open for reading and writing.
@@ -212,6 +227,17 @@ impl<'a> Rig<'a> {
         let mut bytes = vec![0; length];
         self.random.fill(&mut bytes);
         bytes
+    }
+
+    /// Keeps memory for longer than the engine lives.
+    pub(super) fn keep(&mut self, memory: &Rc<Memory>) {
+        self.bound.push(Rc::clone(memory));
+    }
+
+    /// Lets the memory of transfers go. None may be in flight.
+    pub(super) fn forget_memory(&mut self) {
+        assert_eq!(self.engine.in_flight(), 0);
+        self.kept.clear();
     }
 
     /// Submits one attempt as it is; `false` if the engine is full.
