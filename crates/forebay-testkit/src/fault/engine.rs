@@ -40,6 +40,9 @@ pub struct Counts {
 struct Shared {
     plan: FaultPlan,
     progress: Mutex<Progress>,
+    /// Held from looking at a transfer's number to counting it, so that engines of one factory
+    /// never give two transfers the same one.
+    turn: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -194,7 +197,9 @@ impl Engine for FaultEngine {
         if room > 0 && self.shared.submission_is_full() {
             room = usize::from(in_flight == 0);
         }
+        let shared = Arc::clone(&self.shared);
         for (index, transfer) in transfers[..room].iter().enumerate() {
+            let _turn = shared.turn.lock().unwrap_or_else(PoisonError::into_inner);
             match self.submit_one(transfer) {
                 Ok(true) => {}
                 Err(error) if index == 0 => return Err(error),
@@ -296,7 +301,14 @@ impl FaultFactory {
             submissions: 0,
             random: Random::new(plan.seed),
         };
-        Self { inner, shared: Arc::new(Shared { plan, progress: Mutex::new(progress) }) }
+        Self {
+            inner,
+            shared: Arc::new(Shared {
+                plan,
+                progress: Mutex::new(progress),
+                turn: Mutex::default(),
+            }),
+        }
     }
 
     /// What its engines have done so far.
