@@ -100,9 +100,7 @@ impl Error {
     /// Names the file. The first path given stays.
     #[must_use]
     pub fn path(mut self, path: impl AsRef<Path>) -> Self {
-        self.0
-            .path
-            .get_or_insert_with(|| path.as_ref().to_path_buf());
+        self.0.path.get_or_insert_with(|| path.as_ref().to_path_buf());
         self
     }
 
@@ -213,10 +211,7 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0
-            .source
-            .as_deref()
-            .map(|source| source as &(dyn std::error::Error + 'static))
+        self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
     }
 }
 

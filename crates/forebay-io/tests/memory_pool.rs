@@ -16,22 +16,13 @@ use proptest::prelude::*;
 const MIB: usize = 1 << 20;
 
 fn pool(budget_bytes: Option<usize>) -> Arc<Pool> {
-    Pool::new(PoolOptions {
-        budget_bytes,
-        ..PoolOptions::default()
-    })
+    Pool::new(PoolOptions { budget_bytes, ..PoolOptions::default() })
 }
 
 fn assert_empty(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(
-        (
-            stats.used_bytes,
-            stats.mapped_bytes,
-            stats.locked_bytes,
-            stats.buffers,
-            stats.regions
-        ),
+        (stats.used_bytes, stats.mapped_bytes, stats.locked_bytes, stats.buffers, stats.regions),
         (0, 0, 0, 0, 0),
         "{stats:?}"
     );
@@ -42,33 +33,21 @@ fn a_large_buffer_costs_its_length_and_nothing_more() {
     let pool = pool(Some(160 * MIB));
     let buffer = pool.allocate(160 * MIB, ALIGNMENT_DEFAULT).unwrap();
     let stats = pool.stats();
-    assert_eq!(
-        (stats.used_bytes, stats.mapped_bytes, stats.regions),
-        (160 * MIB, 160 * MIB, 1)
-    );
+    assert_eq!((stats.used_bytes, stats.mapped_bytes, stats.regions), (160 * MIB, 160 * MIB, 1));
     assert!(buffer.as_ptr().addr().is_multiple_of(2 * MIB));
     drop(buffer);
     assert_empty(&pool);
     assert_eq!(pool.stats().peak_bytes, 160 * MIB);
     let odd = pool.allocate(5 * MIB + 1, 64).unwrap();
-    assert_eq!(
-        (odd.len(), pool.stats().mapped_bytes),
-        (5 * MIB + 1, 5 * MIB + 4096)
-    );
+    assert_eq!((odd.len(), pool.stats().mapped_bytes), (5 * MIB + 1, 5 * MIB + 4096));
 }
 
 #[test]
 fn small_buffers_share_a_region_that_goes_with_the_last() {
     let pool = pool(None);
     let buffers: Vec<_> = (0..100).map(|_| pool.allocate(1000, 64).unwrap()).collect();
-    assert_eq!(
-        (pool.stats().regions, pool.stats().mapped_bytes),
-        (1, 2 * MIB)
-    );
-    assert_eq!(
-        (pool.stats().used_bytes, pool.stats().buffers),
-        (100_000, 100)
-    );
+    assert_eq!((pool.stats().regions, pool.stats().mapped_bytes), (1, 2 * MIB));
+    assert_eq!((pool.stats().used_bytes, pool.stats().buffers), (100_000, 100));
     drop(buffers);
     assert_empty(&pool);
 }
@@ -91,24 +70,17 @@ fn every_power_of_two_from_a_cache_line_up_is_an_alignment() {
     let pool = pool(None);
     for power in 6..=30 {
         let alignment = 1 << power;
-        let buffers: Vec<_> = [0, 1, 4097, 3 * MIB]
-            .map(|length| pool.allocate(length, alignment).unwrap())
-            .into();
+        let buffers: Vec<_> =
+            [0, 1, 4097, 3 * MIB].map(|length| pool.allocate(length, alignment).unwrap()).into();
         for buffer in buffers {
-            assert!(
-                buffer.as_ptr().addr().is_multiple_of(alignment),
-                "{alignment}"
-            );
+            assert!(buffer.as_ptr().addr().is_multiple_of(alignment), "{alignment}");
             assert!(!buffer.as_ptr().is_null());
         }
     }
     for alignment in [0, 1, 32, 96, usize::MAX] {
         let error = pool.allocate(1, alignment).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(
-            error.to_string().contains(&alignment.to_string()),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&alignment.to_string()), "{error}");
     }
 }
 
@@ -147,10 +119,7 @@ fn more_than_the_machine_has_is_refused_before_it_is_mapped() {
         let error = pool.allocate(length, 4096).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         let text = error.to_string();
-        assert!(
-            text.contains(&length.to_string()) && text.contains("available by"),
-            "{text}"
-        );
+        assert!(text.contains(&length.to_string()) && text.contains("available by"), "{text}");
         assert_empty(&pool);
     }
 }
@@ -208,12 +177,7 @@ fn room_within_a_shared_region_wakes_who_waits_for_it() {
             buffer.unwrap().as_ptr().addr()
         })
     };
-    while !pool
-        .allocate(MIB, 64)
-        .unwrap_err()
-        .to_string()
-        .contains("1 other requests")
-    {
+    while !pool.allocate(MIB, 64).unwrap_err().to_string().contains("1 other requests") {
         thread::yield_now();
     }
     let address = first.as_ptr().addr();
@@ -238,9 +202,7 @@ fn a_wait_ends_at_its_timeout_with_the_numbers() {
     let held = pool.allocate(3 * MIB, 4096).unwrap();
     let timeout = Duration::from_millis(30);
     let start = Instant::now();
-    let error = pool
-        .allocate_wait(2 * MIB, 4096, Some(timeout))
-        .unwrap_err();
+    let error = pool.allocate_wait(2 * MIB, 4096, Some(timeout)).unwrap_err();
     assert!(start.elapsed() >= timeout);
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     for number in [2 * MIB, 3 * MIB, 4 * MIB] {
@@ -258,9 +220,7 @@ fn a_wait_ends_at_its_timeout_with_the_numbers() {
 #[test]
 fn a_large_request_is_served_before_smaller_ones_that_came_later() {
     let pool = pool(Some(8 * MIB));
-    let mut held: Vec<_> = (0..4)
-        .map(|_| pool.allocate(2 * MIB, 4096).unwrap())
-        .collect();
+    let mut held: Vec<_> = (0..4).map(|_| pool.allocate(2 * MIB, 4096).unwrap()).collect();
     let (sender, order) = mpsc::channel();
     let ask = |length: usize| {
         let (pool, sender) = (Arc::clone(&pool), sender.clone());
@@ -271,28 +231,15 @@ fn a_large_request_is_served_before_smaller_ones_that_came_later() {
         })
     };
     let large = ask(8 * MIB);
-    while !pool
-        .allocate(8 * MIB, 64)
-        .unwrap_err()
-        .to_string()
-        .contains("1 other requests")
-    {
+    while !pool.allocate(8 * MIB, 64).unwrap_err().to_string().contains("1 other requests") {
         thread::yield_now();
     }
     let small = ask(2 * MIB);
-    while !pool
-        .allocate(8 * MIB, 64)
-        .unwrap_err()
-        .to_string()
-        .contains("2 other requests")
-    {
+    while !pool.allocate(8 * MIB, 64).unwrap_err().to_string().contains("2 other requests") {
         thread::yield_now();
     }
     while let Some(buffer) = held.pop() {
-        assert!(
-            order.try_recv().is_err(),
-            "served before the large request could be"
-        );
+        assert!(order.try_recv().is_err(), "served before the large request could be");
         drop(buffer);
     }
     assert_eq!(order.recv().unwrap(), 8 * MIB);
@@ -310,10 +257,7 @@ impl RegionListener for Gone {
         // No pool lock is held: the pool can be used from here.
         if let Some(pool) = &*self.1.lock().unwrap() {
             drop(pool.allocate(64, 64).unwrap());
-            assert!(
-                pool.stats().mapped_bytes > 0,
-                "it is counted until it is unmapped"
-            );
+            assert!(pool.stats().mapped_bytes > 0, "it is counted until it is unmapped");
         }
         self.0.lock().unwrap().push(region);
     }
@@ -340,14 +284,9 @@ fn pieces_cover_pool_memory_and_nothing_else() {
     let pool = pool(None);
     let length = forebay_io::memory::PIECE_BYTES + 5 * MIB;
     let buffer = pool.allocate(length, 4096).unwrap();
-    let second = buffer
-        .as_ptr()
-        .wrapping_add(forebay_io::memory::PIECE_BYTES);
+    let second = buffer.as_ptr().wrapping_add(forebay_io::memory::PIECE_BYTES);
     let piece = piece_of(second.wrapping_add(7), 100).unwrap();
-    assert_eq!(
-        (piece.index, piece.address, piece.length),
-        (1, second, 5 * MIB)
-    );
+    assert_eq!((piece.index, piece.address, piece.length), (1, second, 5 * MIB));
     assert_eq!(piece_of(second.wrapping_sub(1), 2), None);
     assert_eq!(piece_of(second, 5 * MIB + 1), None);
     let ordinary = [0u8; 64];
@@ -356,10 +295,7 @@ fn pieces_cover_pool_memory_and_nothing_else() {
 
 /// Marks a buffer in a way that an overlap with any other would show.
 fn mark(buffer: &mut PoolBuffer, seed: u8) {
-    assert!(
-        buffer.as_slice().iter().all(|&byte| byte == 0),
-        "not zero when handed out"
-    );
+    assert!(buffer.as_slice().iter().all(|&byte| byte == 0), "not zero when handed out");
     buffer.as_mut_slice().fill(seed);
 }
 
@@ -375,14 +311,8 @@ fn many_threads_share_a_budget_and_never_a_byte() {
                 let mut random = usize::from(seed);
                 let mut held = Vec::new();
                 for _ in 0..150 {
-                    random = random
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1);
-                    let length = if random >> 60 == 0 {
-                        3 * MIB
-                    } else {
-                        random >> 48
-                    };
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let length = if random >> 60 == 0 { 3 * MIB } else { random >> 48 };
                     let alignment = 64 << (random % 7);
                     let Ok(mut buffer) = pool.allocate(length, alignment) else {
                         held.clear();

@@ -24,16 +24,9 @@ fn is_child(test: &str) -> bool {
 /// Runs `test` in a process of its own, started by `launcher` if that isn't empty.
 fn alone(launcher: &[&str], test: &str) {
     let binary = env::current_exe().unwrap();
-    let mut words = launcher
-        .iter()
-        .map(std::ffi::OsString::from)
-        .collect::<Vec<_>>();
+    let mut words = launcher.iter().map(std::ffi::OsString::from).collect::<Vec<_>>();
     words.push(binary.into_os_string());
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = Command::new(&words[0])
+    let Output { status, stdout, stderr } = Command::new(&words[0])
         .args(&words[1..])
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(CHILD, test)
@@ -49,12 +42,7 @@ fn alone(launcher: &[&str], test: &str) {
 fn status_bytes(key: &str) -> usize {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with(key)).unwrap();
-    line.split_ascii_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse::<usize>()
-        .unwrap()
-        * 1024
+    line.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
 /// Ends the calling process without running anything else.
@@ -83,10 +71,7 @@ fn in_forked_child(body: impl FnOnce() -> Result<(), String>) {
     // SAFETY: `status` is valid for the call, and the child is this process's own.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(waited, child);
-    assert!(
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        "status {status:#x}"
-    );
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status:#x}");
 }
 
 #[test]
@@ -98,15 +83,10 @@ fn locked_bytes_are_what_the_kernel_counts() {
     let before = status_bytes("VmLck:");
     let pool = Pool::new(PoolOptions::default());
     let lengths = [100, 5000, MIB, MIB + 1, 3 * MIB, 9 * MIB + 7, 2 * MIB];
-    let mut buffers: Vec<_> = lengths
-        .iter()
-        .map(|&length| pool.allocate(length, 4096).unwrap())
-        .collect();
+    let mut buffers: Vec<_> =
+        lengths.iter().map(|&length| pool.allocate(length, 4096).unwrap()).collect();
     if buffers.iter().any(|buffer| !buffer.is_locked()) {
-        println!(
-            "some of it can't be locked here: {:?}",
-            pool.stats().lock_refused
-        );
+        println!("some of it can't be locked here: {:?}", pool.stats().lock_refused);
     }
     loop {
         assert_eq!(status_bytes("VmLck:") - before, pool.stats().locked_bytes);
@@ -114,16 +94,10 @@ fn locked_bytes_are_what_the_kernel_counts() {
             break;
         }
     }
-    let plain = Pool::new(PoolOptions {
-        lock: false,
-        ..PoolOptions::default()
-    });
+    let plain = Pool::new(PoolOptions { lock: false, ..PoolOptions::default() });
     let buffer = plain.allocate(3 * MIB, 64).unwrap();
     assert!(!buffer.is_locked());
-    assert_eq!(
-        (plain.stats().locked_bytes, plain.stats().lock_refused),
-        (0, None)
-    );
+    assert_eq!((plain.stats().locked_bytes, plain.stats().lock_refused), (0, None));
     assert_eq!(status_bytes("VmLck:"), before);
 }
 
@@ -136,10 +110,7 @@ fn memory_goes_back_to_the_kernel_on_drop() {
     let pool = Pool::new(PoolOptions::default());
     let before = status_bytes("VmRSS:");
     let mut large = pool.allocate(96 * MIB, 4096).unwrap();
-    assert!(
-        status_bytes("VmRSS:") < before + 16 * MIB,
-        "nothing is touched yet"
-    );
+    assert!(status_bytes("VmRSS:") < before + 16 * MIB, "nothing is touched yet");
     large.as_mut_slice().fill(1);
     let small: Vec<_> = (0..64)
         .map(|_| {
@@ -165,10 +136,7 @@ fn a_small_lock_limit_leaves_memory_unlocked_with_the_reason() {
         let stats = pool.stats();
         let reason = stats.lock_refused.unwrap();
         assert!(reason.contains("RLIMIT_MEMLOCK is 65536 bytes"), "{reason}");
-        assert!(
-            reason.contains("4194304") && reason.contains("ulimit -l"),
-            "{reason}"
-        );
+        assert!(reason.contains("4194304") && reason.contains("ulimit -l"), "{reason}");
         assert_eq!((stats.locked_bytes, status_bytes("VmLck:")), (0, 0));
         return;
     }
@@ -179,10 +147,7 @@ fn a_small_lock_limit_leaves_memory_unlocked_with_the_reason() {
         "prlimit",
         "--memlock=65536:65536",
     ];
-    let works = Command::new(launcher[0])
-        .args(&launcher[1..])
-        .arg("true")
-        .output();
+    let works = Command::new(launcher[0]).args(&launcher[1..]).arg("true").output();
     if !works.is_ok_and(|output| output.status.success()) {
         println!("skipped: setpriv and prlimit aren't here, or may not drop CAP_IPC_LOCK");
         return;
@@ -198,10 +163,7 @@ fn an_address_space_limit_is_an_error_with_the_cause() {
         let error = pool.allocate(1 << 30, 4096).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         let text = error.to_string();
-        assert!(
-            text.contains("1073741824") && text.contains("Cannot allocate"),
-            "{text}"
-        );
+        assert!(text.contains("1073741824") && text.contains("Cannot allocate"), "{text}");
         assert_eq!((pool.stats().mapped_bytes, pool.stats().regions), (0, 0));
         drop(pool.allocate(4 * MIB, 4096).unwrap());
         return;
@@ -221,10 +183,7 @@ fn what_a_control_group_cannot_give_is_refused() {
         let error = pool.allocate(256 * MIB, 4096).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         let text = error.to_string();
-        assert!(
-            text.contains("of 134217728 bytes") && text.contains("268435456"),
-            "{text}"
-        );
+        assert!(text.contains("of 134217728 bytes") && text.contains("268435456"), "{text}");
         // Two that fit only one at a time: the first isn't touched, but it is promised.
         let first = pool.allocate(80 * MIB, 4096).unwrap();
         let error = pool.allocate(80 * MIB, 4096).unwrap_err();
@@ -234,10 +193,7 @@ fn what_a_control_group_cannot_give_is_refused() {
         return;
     }
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let path = groups
-        .lines()
-        .find_map(|line| line.split_once(":memory:"))
-        .map(|(_, path)| path);
+    let path = groups.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path);
     let folder = format!(
         "/sys/fs/cgroup/memory{}/forebay-test-{}",
         path.unwrap_or("").trim_end_matches('/'),
@@ -321,23 +277,11 @@ fn child_of_a_fork(
 ) -> Result<(), String> {
     let check = |right: bool, what: &str| if right { Ok(()) } else { Err(what.to_owned()) };
     let address = inherited.as_ref().unwrap().as_ptr();
-    check(
-        piece_of(address, length).is_none(),
-        "the parent's memory is still listed",
-    )?;
+    check(piece_of(address, length).is_none(), "the parent's memory is still listed")?;
     let weak = Arc::<Heard>::downgrade(heard);
-    check(
-        !listen(region, weak),
-        "the parent's region can be listened to",
-    )?;
-    check(
-        pool.allocate(64, 64).unwrap_err().kind() == ErrorKind::Closed,
-        "not closed",
-    )?;
-    check(
-        pool.stats().mapped_bytes == 0,
-        "the parent's memory is counted",
-    )?;
+    check(!listen(region, weak), "the parent's region can be listened to")?;
+    check(pool.allocate(64, 64).unwrap_err().kind() == ErrorKind::Closed, "not closed")?;
+    check(pool.stats().mapped_bytes == 0, "the parent's memory is counted")?;
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = maps.lines().any(|line| {
         let (range, _) = line.split_once(' ').unwrap();
@@ -347,27 +291,16 @@ fn child_of_a_fork(
     });
     check(!mapped, "the parent's memory is mapped")?;
     let global = Pool::global();
-    check(
-        global.stats().mapped_bytes == 0,
-        "the global pool isn't fresh",
-    )?;
+    check(global.stats().mapped_bytes == 0, "the global pool isn't fresh")?;
     // Very likely at the addresses that the parent's regions had.
-    let mut own: Vec<_> = (0..4)
-        .map(|_| global.allocate(length, 4096).unwrap())
-        .collect();
+    let mut own: Vec<_> = (0..4).map(|_| global.allocate(length, 4096).unwrap()).collect();
     for buffer in &mut own {
         buffer.as_mut_slice().fill(5);
     }
     drop(inherited.take());
     for buffer in &own {
-        check(
-            buffer.as_slice().iter().all(|&byte| byte == 5),
-            "own memory went",
-        )?;
-        check(
-            piece_of(buffer.as_ptr(), length).is_some(),
-            "own memory isn't listed",
-        )?;
+        check(buffer.as_slice().iter().all(|&byte| byte == 5), "own memory went")?;
+        check(piece_of(buffer.as_ptr(), length).is_some(), "own memory isn't listed")?;
     }
     check(!heard.0.load(Ordering::SeqCst), "a listener was called")?;
     drop(own);

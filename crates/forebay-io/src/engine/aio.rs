@@ -17,10 +17,7 @@
 //!   context, which also cancels the polls.
 //! - A poll's completion is known by the address of its control block, so tokens are free to use.
 
-#![expect(
-    unsafe_code,
-    reason = "system calls that take control blocks and addresses"
-)]
+#![expect(unsafe_code, reason = "system calls that take control blocks and addresses")]
 
 mod context;
 
@@ -141,16 +138,9 @@ impl AioEngine {
             Waiting::Event(event) => Some(event.as_raw_fd()),
         };
         self.blocks.clear();
-        self.blocks.extend(
-            transfers
-                .iter()
-                .map(|transfer| ControlBlock::new(transfer, result_event)),
-        );
-        let batch = if self.options.single_submit {
-            1
-        } else {
-            transfers.len()
-        };
+        self.blocks
+            .extend(transfers.iter().map(|transfer| ControlBlock::new(transfer, result_event)));
+        let batch = if self.options.single_submit { 1 } else { transfers.len() };
         let mut accepted = 0;
         let mut retries = 0;
         while accepted < transfers.len() {
@@ -172,10 +162,7 @@ impl AioEngine {
                 // The first block of the batch is at fault, such as by a closed descriptor.
                 Err(code) => {
                     let token = transfers[accepted].token;
-                    self.refused.push(Completion {
-                        token,
-                        result: -i64::from(code),
-                    });
+                    self.refused.push(Completion { token, result: -i64::from(code) });
                     accepted += 1;
                 }
             }
@@ -189,8 +176,7 @@ impl AioEngine {
         if let Some(threads) = &mut self.threads {
             threads.take_done(completions);
         }
-        self.take_events(0, Some(Duration::ZERO), completions)
-            .map(drop)
+        self.take_events(0, Some(Duration::ZERO), completions).map(drop)
     }
 
     /// One `io_getevents`; `true` if the wake event was among them and signalled.
@@ -229,15 +215,8 @@ impl AioEngine {
 
     /// Sleeps until something happens; `true` if that was the wake event.
     fn sleep(&mut self, left: Option<Duration>, completions: &mut Vec<Completion>) -> Result<bool> {
-        let threads_ready = self
-            .threads
-            .as_mut()
-            .is_some_and(|threads| !threads.prepare_sleep());
-        let left = if threads_ready {
-            Some(Duration::ZERO)
-        } else {
-            left
-        };
+        let threads_ready = self.threads.as_mut().is_some_and(|threads| !threads.prepare_sleep());
+        let left = if threads_ready { Some(Duration::ZERO) } else { left };
         let slept = match &self.waiting {
             Waiting::Polls { .. } => self.sleep_in_getevents(left, completions),
             Waiting::Event(_) => self.sleep_in_poll(left, completions),
@@ -277,17 +256,10 @@ impl AioEngine {
         let Waiting::Event(event) = &self.waiting else {
             return Ok(false);
         };
-        let done_event = self
-            .threads
-            .as_ref()
-            .map_or(event, |threads| threads.done_event());
+        let done_event = self.threads.as_ref().map_or(event, |threads| threads.done_event());
         let mut ready = [false; 3];
-        poll_fds(
-            [event.as_fd(), self.options.wake.as_fd(), done_event.as_fd()],
-            left,
-            &mut ready,
-        )
-        .map_err(|error| error.engine(EngineKind::Aio.name()))?;
+        poll_fds([event.as_fd(), self.options.wake.as_fd(), done_event.as_fd()], left, &mut ready)
+            .map_err(|error| error.engine(EngineKind::Aio.name()))?;
         // Consumed before the completions are taken: one that comes later signals it again.
         event.consume();
         self.take_events(0, Some(Duration::ZERO), completions)?;
@@ -295,9 +267,7 @@ impl AioEngine {
     }
 
     fn threads_in_flight(&self) -> usize {
-        self.threads
-            .as_ref()
-            .map_or(0, |threads| threads.in_flight())
+        self.threads.as_ref().map_or(0, |threads| threads.in_flight())
     }
 }
 
@@ -311,10 +281,7 @@ impl Engine for AioEngine {
             Waiting::Polls { .. } => "polls",
             Waiting::Event(_) => "result-event",
         };
-        Capabilities {
-            features: vec![waiting],
-            ..Capabilities::default()
-        }
+        Capabilities { features: vec![waiting], ..Capabilities::default() }
     }
 
     fn depth(&self) -> usize {
@@ -384,10 +351,7 @@ impl Drop for AioEngine {
 
 impl Poll {
     fn new(descriptor: i32) -> Self {
-        Self {
-            block: Box::new(ControlBlock::poll(descriptor)),
-            armed: false,
-        }
+        Self { block: Box::new(ControlBlock::poll(descriptor)), armed: false }
     }
 
     /// Arms it unless it is armed.

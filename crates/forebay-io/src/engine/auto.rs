@@ -17,11 +17,7 @@ pub struct Fallback {
 
 impl fmt::Display for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "engine {} is not available: {}",
-            self.engine, self.reason
-        )
+        write!(f, "engine {} is not available: {}", self.engine, self.reason)
     }
 }
 
@@ -36,32 +32,20 @@ impl EngineFactory for AutoFactory {
         for kind in EngineKind::ALL {
             match kind.build(options) {
                 Ok(engine) => return Ok(engine),
-                Err(error) => self.remember(Fallback {
-                    engine: kind,
-                    reason: error.to_string(),
-                }),
+                Err(error) => self.remember(Fallback { engine: kind, reason: error.to_string() }),
             }
         }
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "no engine can be set up on this host",
-        ))
+        Err(Error::new(ErrorKind::Unsupported, "no engine can be set up on this host"))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
-        self.fallbacks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl AutoFactory {
     fn remember(&self, fallback: Fallback) {
-        let mut fallbacks = self
-            .fallbacks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
         if !fallbacks.contains(&fallback) {
             fallbacks.push(fallback);
         }

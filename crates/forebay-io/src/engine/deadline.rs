@@ -14,8 +14,7 @@ impl Deadline {
 
     /// What is left: `None` is forever, zero is that it has passed.
     pub(super) fn left(self) -> Option<Duration> {
-        self.0
-            .map(|end| end.saturating_duration_since(Instant::now()))
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
     /// It has passed.

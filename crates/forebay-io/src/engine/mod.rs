@@ -151,10 +151,7 @@ pub struct EngineOptions {
 }
 
 /// A way of moving blocks. See the [module documentation](self) for the rules.
-#[expect(
-    unsafe_code,
-    reason = "callers promise that memory outlives the transfers"
-)]
+#[expect(unsafe_code, reason = "callers promise that memory outlives the transfers")]
 pub trait Engine: fmt::Debug {
     /// Which engine this is; a decorator answers for what it wraps.
     fn kind(&self) -> EngineKind;

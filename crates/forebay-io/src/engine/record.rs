@@ -127,11 +127,7 @@ impl Recording {
     }
 
     fn select<T>(&self, choose: impl Fn(Event) -> Option<T>) -> Vec<T> {
-        self.log()
-            .events
-            .iter()
-            .filter_map(|&(_, event)| choose(event))
-            .collect()
+        self.log().events.iter().filter_map(|&(_, event)| choose(event)).collect()
     }
 
     fn add(&self, engine: u32, event: Event) {
@@ -176,16 +172,9 @@ impl Engine for Record {
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
         // SAFETY: the caller's promise, passed on.
         let accepted = unsafe { self.inner.submit(transfers) }?;
-        self.recording.add(
-            self.number,
-            Event::Batch {
-                offered: transfers.len(),
-                accepted,
-            },
-        );
+        self.recording.add(self.number, Event::Batch { offered: transfers.len(), accepted });
         for transfer in &transfers[..accepted] {
-            self.recording
-                .add(self.number, Event::Submitted(transfer.into()));
+            self.recording.add(self.number, Event::Submitted(transfer.into()));
         }
         Ok(accepted)
     }
@@ -194,8 +183,7 @@ impl Engine for Record {
         let count = completions.len();
         let reaped = self.inner.reap(timeout, completions);
         for completion in &completions[count..] {
-            self.recording
-                .add(self.number, Event::Completed(*completion));
+            self.recording.add(self.number, Event::Completed(*completion));
         }
         reaped
     }
@@ -243,11 +231,7 @@ pub struct RecordFactory {
 impl RecordFactory {
     /// Writes down what the engines that `inner` builds do.
     pub fn new(inner: Arc<dyn EngineFactory>) -> Self {
-        Self {
-            inner,
-            recording: Recording::default(),
-            built_count: AtomicU32::new(0),
-        }
+        Self { inner, recording: Recording::default(), built_count: AtomicU32::new(0) }
     }
 
     /// What they did, while they live and after.
@@ -260,11 +244,7 @@ impl EngineFactory for RecordFactory {
     fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
         let inner = self.inner.build(options)?;
         let number = self.built_count.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Record {
-            inner,
-            number,
-            recording: self.recording.clone(),
-        }))
+        Ok(Box::new(Record { inner, number, recording: self.recording.clone() }))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

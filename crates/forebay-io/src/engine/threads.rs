@@ -11,10 +11,7 @@
 //! - `done.sleeping` is true only while the owner sleeps or is about to; the thread that clears it
 //!   signals `done_event`, so the event is signalled at most once for each sleep.
 
-#![expect(
-    unsafe_code,
-    reason = "system calls that take the addresses of transfers"
-)]
+#![expect(unsafe_code, reason = "system calls that take the addresses of transfers")]
 
 use std::collections::VecDeque;
 use std::io;
@@ -153,10 +150,7 @@ impl ThreadsEngine {
             }
             let shared = Arc::clone(&self.shared);
             let name = format!("forebay-io-{}", self.threads.len());
-            match std::thread::Builder::new()
-                .name(name)
-                .spawn(move || serve(&shared))
-            {
+            match std::thread::Builder::new().name(name).spawn(move || serve(&shared)) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) if self.threads.is_empty() => {
                     return Err(Error::from_io(error, "cannot start a thread")
@@ -193,9 +187,7 @@ impl Engine for ThreadsEngine {
             return Ok(0);
         }
         self.start_threads(count)?;
-        lock(&self.shared.jobs)
-            .queue
-            .extend(transfers[..count].iter().copied().map(Job));
+        lock(&self.shared.jobs).queue.extend(transfers[..count].iter().copied().map(Job));
         self.in_flight += count;
         if count == 1 {
             self.shared.job_added.notify_one();
@@ -260,10 +252,7 @@ pub(super) fn poll_fds<const N: usize>(
             Ok(())
         }
         Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(code) => Err(Error::from_os(
-            code.raw_os_error(),
-            "cannot wait for completions",
-        )),
+        Err(code) => Err(Error::from_os(code.raw_os_error(), "cannot wait for completions")),
     }
 }
 
@@ -282,18 +271,12 @@ fn serve(shared: &Shared) {
         }
         let Some(Job(transfer)) = jobs.queue.pop_front() else {
             jobs.idle_count += 1;
-            jobs = shared
-                .job_added
-                .wait(jobs)
-                .unwrap_or_else(PoisonError::into_inner);
+            jobs = shared.job_added.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             jobs.idle_count -= 1;
             continue;
         };
         drop(jobs);
-        let completion = Completion {
-            token: transfer.token,
-            result: perform(&transfer),
-        };
+        let completion = Completion { token: transfer.token, result: perform(&transfer) };
         let mut done = lock(&shared.done);
         done.completions.push(completion);
         let signal = std::mem::take(&mut done.sleeping);
@@ -337,11 +320,7 @@ fn perform(transfer: &Transfer) -> i64 {
         }
     };
     if returned < 0 {
-        -i64::from(
-            io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EIO),
-        )
+        -i64::from(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     } else {
         returned
     }
@@ -351,16 +330,9 @@ fn perform(transfer: &Transfer) -> i64 {
 ///
 /// By `libc` and not `rustix`, which takes slices: the memory may be written to by others.
 fn move_bytes(transfer: &Transfer, offset: libc::off_t) -> i64 {
-    let &Transfer {
-        descriptor: fd,
-        length,
-        ..
-    } = transfer;
+    let &Transfer { descriptor: fd, length, .. } = transfer;
     let address = transfer.address.cast::<libc::c_void>();
-    let block = libc::iovec {
-        iov_base: address,
-        iov_len: length,
-    };
+    let block = libc::iovec { iov_base: address, iov_len: length };
     let block = &raw const block;
     let reads = transfer.command == Command::Read;
     let uncached = transfer.uncached && transfer.buffered;

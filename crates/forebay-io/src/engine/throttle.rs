@@ -81,9 +81,7 @@ impl Engine for Throttle {
     }
 
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
-        let count = transfers
-            .len()
-            .min(self.depth().saturating_sub(self.in_flight()));
+        let count = transfers.len().min(self.depth().saturating_sub(self.in_flight()));
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.submit(&transfers[..count]) }
     }
@@ -95,10 +93,7 @@ impl Engine for Throttle {
             return Ok(());
         }
         let deadline = Deadline::after(timeout);
-        let due = self
-            .held
-            .front()
-            .map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let due = self.held.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
         let left = match (deadline.left(), due) {
             (Some(left), Some(due)) => Some(left.min(due)),
             (left, due) => left.or(due),
@@ -149,24 +144,14 @@ impl ThrottleFactory {
             ));
         }
         let free_at = Mutex::new(Instant::now());
-        Ok(Self {
-            inner,
-            rate: Arc::new(Rate {
-                bytes_per_second,
-                free_at,
-            }),
-        })
+        Ok(Self { inner, rate: Arc::new(Rate { bytes_per_second, free_at }) })
     }
 }
 
 impl EngineFactory for ThrottleFactory {
     fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
         let inner = self.inner.build(options)?;
-        Ok(Box::new(Throttle {
-            inner,
-            rate: Arc::clone(&self.rate),
-            held: VecDeque::new(),
-        }))
+        Ok(Box::new(Throttle { inner, rate: Arc::clone(&self.rate), held: VecDeque::new() }))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

@@ -16,10 +16,7 @@
 //! - Drop removes the poll, reaps every transfer, and gives registered memory back before the ring
 //!   is closed (closing gives it back at some later time).
 
-#![expect(
-    unsafe_code,
-    reason = "submission entries and registrations that hold addresses"
-)]
+#![expect(unsafe_code, reason = "submission entries and registrations that hold addresses")]
 
 mod setup;
 mod slots;
@@ -105,10 +102,7 @@ impl UringEngine {
         let room = (ring.params().sq_entries() as usize).saturating_sub(setup::ENTRIES_EXTRA);
         let depth = options.queue_depth.clamp(1, room.max(1));
         // Tables without entries came with Linux 5.19; before, there is no registration.
-        let buffers = ring
-            .submitter()
-            .register_buffers_sparse(BUFFER_SLOTS)
-            .is_ok();
+        let buffers = ring.submitter().register_buffers_sparse(BUFFER_SLOTS).is_ok();
         let files = ring.submitter().register_files_sparse(FILE_SLOTS).is_ok();
         if options.single_submit {
             features.push("single-submit");
@@ -141,9 +135,7 @@ impl UringEngine {
     fn submit_to_threads(&mut self, transfer: Transfer) -> Result<bool> {
         let threads = match &mut self.threads {
             Some(threads) => threads,
-            None => self
-                .threads
-                .insert(Box::new(ThreadsEngine::new(&self.options)?)),
+            None => self.threads.insert(Box::new(ThreadsEngine::new(&self.options)?)),
         };
         // SAFETY: the caller's promise, passed on; drop waits for the threads too.
         Ok(unsafe { threads.submit(&[transfer]) }? == 1)
@@ -233,11 +225,7 @@ impl UringEngine {
             match entry.user_data() {
                 WAKE_DATA => {
                     let failed = entry.result() < 0 && entry.result() != -libc::ECANCELED;
-                    self.wake_poll = if failed {
-                        WakePoll::Refused
-                    } else {
-                        WakePoll::Idle
-                    };
+                    self.wake_poll = if failed { WakePoll::Refused } else { WakePoll::Idle };
                     woken |= self.options.wake.consume();
                 }
                 slot => self.complete(slot, entry.result(), completions)?,
@@ -268,10 +256,7 @@ impl UringEngine {
                 return Ok(());
             }
         }
-        completions.push(Completion {
-            token: transfer.token,
-            result: result.into(),
-        });
+        completions.push(Completion { token: transfer.token, result: result.into() });
         Ok(())
     }
 
@@ -320,11 +305,7 @@ impl UringEngine {
             return Ok(true);
         }
         let ring_busy = self.in_flight > 0;
-        let Some(threads) = self
-            .threads
-            .as_mut()
-            .filter(|threads| threads.in_flight() > 0)
-        else {
+        let Some(threads) = self.threads.as_mut().filter(|threads| threads.in_flight() > 0) else {
             if ring_busy {
                 if self.enter(left, true)? == Entered::Short {
                     self.sleep_short(Some(BOUNDED_SLEEP))?;
@@ -381,9 +362,7 @@ impl UringEngine {
     }
 
     fn threads_in_flight(&self) -> usize {
-        self.threads
-            .as_ref()
-            .map_or(0, |threads| threads.in_flight())
+        self.threads.as_ref().map_or(0, |threads| threads.in_flight())
     }
 }
 
@@ -466,16 +445,9 @@ impl Engine for UringEngine {
         let Some(slot) = self.buffers.take() else {
             return Ok(None);
         };
-        let memory = libc::iovec {
-            iov_base: address.cast(),
-            iov_len: length,
-        };
+        let memory = libc::iovec { iov_base: address.cast(), iov_len: length };
         // SAFETY: the caller keeps the memory mapped until the slot is given back.
-        match unsafe {
-            self.ring
-                .submitter()
-                .register_buffers_update(slot, &[memory], None)
-        } {
+        match unsafe { self.ring.submitter().register_buffers_update(slot, &[memory], None) } {
             Ok(()) => Ok(u16::try_from(slot).ok()),
             Err(source) => {
                 self.buffers.give(slot);
@@ -491,15 +463,10 @@ impl Engine for UringEngine {
     }
 
     fn unbind_buffer(&mut self, slot: u16) {
-        let nothing = libc::iovec {
-            iov_base: std::ptr::null_mut(),
-            iov_len: 0,
-        };
+        let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: an empty slot refers to no memory.
         match unsafe {
-            self.ring
-                .submitter()
-                .register_buffers_update(slot.into(), &[nothing], None)
+            self.ring.submitter().register_buffers_update(slot.into(), &[nothing], None)
         } {
             Ok(()) => self.buffers.give(slot.into()),
             // The slot still holds the old memory, so it is never used again.
@@ -509,12 +476,7 @@ impl Engine for UringEngine {
 
     fn bind_file(&mut self, descriptor: RawFd) -> Option<u32> {
         let slot = self.files.take()?;
-        if self
-            .ring
-            .submitter()
-            .register_files_update(slot, &[descriptor])
-            .is_ok()
-        {
+        if self.ring.submitter().register_files_update(slot, &[descriptor]).is_ok() {
             return Some(slot);
         }
         self.files.give(slot);
@@ -546,55 +508,31 @@ fn broken(source: io::Error) -> Error {
 
 /// The submission entry for a transfer, without its `user_data`.
 fn entry_of(transfer: &Transfer) -> squeue::Entry {
-    let &Transfer {
-        descriptor,
-        address,
-        length,
-        buffer_slot,
-        ..
-    } = transfer;
+    let &Transfer { descriptor, address, length, buffer_slot, .. } = transfer;
     // A registered file is named by its slot in the same field, with a flag.
     let fd = Fd(transfer.file_slot.map_or(descriptor, u32::cast_signed));
     let bytes = u32::try_from(length.min(TRANSFER_BYTES_MAX)).unwrap_or(u32::MAX);
     // -1 would be the file's own position; any other negative offset is EINVAL.
     let offset = transfer.offset.min(1 << 63);
-    let flags = if transfer.uncached && transfer.buffered {
-        RWF_DONTCACHE
-    } else {
-        0
-    };
+    let flags = if transfer.uncached && transfer.buffered { RWF_DONTCACHE } else { 0 };
     let entry = match (transfer.command, buffer_slot) {
-        (Command::Read, None) => opcode::Read::new(fd, address, bytes)
-            .offset(offset)
-            .rw_flags(flags)
-            .build(),
-        (Command::Read, Some(slot)) => opcode::ReadFixed::new(fd, address, bytes, slot)
-            .offset(offset)
-            .rw_flags(flags)
-            .build(),
-        (Command::Write, None) => opcode::Write::new(fd, address, bytes)
-            .offset(offset)
-            .rw_flags(flags)
-            .build(),
-        (Command::Write, Some(slot)) => opcode::WriteFixed::new(fd, address, bytes, slot)
-            .offset(offset)
-            .rw_flags(flags)
-            .build(),
+        (Command::Read, None) => {
+            opcode::Read::new(fd, address, bytes).offset(offset).rw_flags(flags).build()
+        }
+        (Command::Read, Some(slot)) => {
+            opcode::ReadFixed::new(fd, address, bytes, slot).offset(offset).rw_flags(flags).build()
+        }
+        (Command::Write, None) => {
+            opcode::Write::new(fd, address, bytes).offset(offset).rw_flags(flags).build()
+        }
+        (Command::Write, Some(slot)) => {
+            opcode::WriteFixed::new(fd, address, bytes, slot).offset(offset).rw_flags(flags).build()
+        }
         (Command::Sync { data_only }, _) => {
-            let flags = if data_only {
-                FsyncFlags::DATASYNC
-            } else {
-                FsyncFlags::empty()
-            };
+            let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
             opcode::Fsync::new(fd).flags(flags).build()
         }
-        (Command::Allocate, _) => opcode::Fallocate::new(fd, length as u64)
-            .offset(offset)
-            .build(),
+        (Command::Allocate, _) => opcode::Fallocate::new(fd, length as u64).offset(offset).build(),
     };
-    if transfer.file_slot.is_some() {
-        entry.flags(squeue::Flags::FIXED_FILE)
-    } else {
-        entry
-    }
+    if transfer.file_slot.is_some() { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
 }

@@ -48,10 +48,7 @@ pub fn available_bytes() -> Option<Available> {
 pub(super) fn refuse_what_is_not_there(bytes: usize) -> Result<()> {
     let wide = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
     let spent = |credit: u64| credit.checked_sub(wide(bytes));
-    if CREDIT
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent)
-        .is_ok()
-    {
+    if CREDIT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent).is_ok() {
         return Ok(());
     }
     let Some(available) = available_bytes() else {
@@ -69,10 +66,7 @@ pub(super) fn refuse_what_is_not_there(bytes: usize) -> Result<()> {
         available.bytes, available.source
     );
     if promised > 0 {
-        let _ = write!(
-            message,
-            ", {promised} of them for pool memory that isn't touched yet"
-        );
+        let _ = write!(message, ", {promised} of them for pool memory that isn't touched yet");
     }
     Err(Error::new(ErrorKind::OutOfMemory, message).hint("free memory or ask for less"))
 }

@@ -40,11 +40,7 @@ pub struct PoolOptions {
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self {
-            budget_bytes: None,
-            lock: true,
-            huge_pages: true,
-        }
+        Self { budget_bytes: None, lock: true, huge_pages: true }
     }
 }
 
@@ -109,11 +105,7 @@ type Notice = Option<String>;
 /// What a request got under the lock.
 enum Grant {
     /// Part of a shared region, of which the first bytes need zeroing.
-    Shared {
-        buffer: PoolBuffer,
-        dirty_bytes: usize,
-        notice: Notice,
-    },
+    Shared { buffer: PoolBuffer, dirty_bytes: usize, notice: Notice },
     /// The right to map `region_bytes`, which are counted already.
     Own,
 }
@@ -133,9 +125,7 @@ impl Pool {
     /// waits for no lock.
     pub fn global() -> Arc<Self> {
         let here = |pool: &Option<Arc<Self>>| {
-            pool.as_ref()
-                .filter(|pool| pool.state.is_here())
-                .map(Arc::clone)
+            pool.as_ref().filter(|pool| pool.state.is_here()).map(Arc::clone)
         };
         if let Some(pool) = here(&GLOBAL.load()) {
             return pool;
@@ -219,14 +209,8 @@ impl Pool {
 
     /// What it holds now. In a forked child: nothing.
     pub fn stats(&self) -> PoolStats {
-        let stats = self
-            .lock()
-            .map(|state| state.stats.clone())
-            .unwrap_or_default();
-        PoolStats {
-            budget_bytes: self.options.budget_bytes,
-            ..stats
-        }
+        let stats = self.lock().map(|state| state.stats.clone()).unwrap_or_default();
+        PoolStats { budget_bytes: self.options.budget_bytes, ..stats }
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
@@ -247,12 +231,7 @@ impl Pool {
         deadline: Option<Instant>,
     ) -> (MutexGuard<'a, State>, bool) {
         let Some(deadline) = deadline else {
-            return (
-                self.room
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
-                true,
-            );
+            return (self.room.wait(state).unwrap_or_else(PoisonError::into_inner), true);
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -270,10 +249,7 @@ impl Pool {
             ));
         }
         let too_large = |limit: String| {
-            Error::new(
-                ErrorKind::OutOfMemory,
-                format!("cannot allocate {length} bytes: {limit}"),
-            )
+            Error::new(ErrorKind::OutOfMemory, format!("cannot allocate {length} bytes: {limit}"))
         };
         let region_bytes = region_bytes(length)
             .filter(|&bytes| isize::try_from(bytes).is_ok())
@@ -282,11 +258,7 @@ impl Pool {
             Some(budget) if region_bytes > budget && length > 0 => Err(too_large(format!(
                 "they take {region_bytes} bytes of whole pages and the pool's budget is {budget}"
             ))),
-            _ => Ok(Want {
-                length,
-                alignment,
-                region_bytes,
-            }),
+            _ => Ok(Want { length, alignment, region_bytes }),
         }
     }
 
@@ -325,11 +297,7 @@ impl Pool {
             place: Place::Nowhere,
             pool: Arc::clone(self),
         };
-        Grant::Shared {
-            buffer,
-            dirty_bytes: 0,
-            notice: None,
-        }
+        Grant::Shared { buffer, dirty_bytes: 0, notice: None }
     }
 
     /// Takes an extent of a shared region, if one is free.
@@ -349,11 +317,7 @@ impl Pool {
             place: Place::Shared(extent),
             pool: Arc::clone(self),
         };
-        Some(Grant::Shared {
-            buffer,
-            dirty_bytes,
-            notice,
-        })
+        Some(Grant::Shared { buffer, dirty_bytes, notice })
     }
 
     /// Maps one more shared region. It is short enough to be mapped under the lock, which keeps
@@ -364,20 +328,13 @@ impl Pool {
         state.count_mapped(SHARED_BYTES);
         let notice = state.count_region(&region);
         state.extents.add_space(region.id(), SHARED_BYTES);
-        state
-            .shared
-            .insert(region.id(), SharedRegion { region, touched: 0 });
+        state.shared.insert(region.id(), SharedRegion { region, touched: 0 });
         Ok(notice)
     }
 
     /// The slow part of an allocation, without the lock: zeroing or mapping.
     fn fulfil(self: &Arc<Self>, grant: Grant, want: Want) -> Result<PoolBuffer> {
-        if let Grant::Shared {
-            mut buffer,
-            dirty_bytes,
-            notice,
-        } = grant
-        {
+        if let Grant::Shared { mut buffer, dirty_bytes, notice } = grant {
             buffer.clear(dirty_bytes);
             log(notice);
             return Ok(buffer);

@@ -63,11 +63,7 @@ impl ControlBlock {
         match transfer.command {
             Command::Read | Command::Write => {
                 let reads = transfer.command == Command::Read;
-                block.opcode = if reads {
-                    IOCB_CMD_PREAD
-                } else {
-                    IOCB_CMD_PWRITE
-                };
+                block.opcode = if reads { IOCB_CMD_PREAD } else { IOCB_CMD_PWRITE };
                 block.buffer = transfer.address.expose_provenance() as u64;
                 block.length = transfer.length as u64;
                 // Out of range is EINVAL, by way of a negative offset.
@@ -118,10 +114,7 @@ impl Event {
 
     /// As the engine reports it.
     pub(super) fn completion(&self) -> Completion {
-        Completion {
-            token: self.data,
-            result: self.result,
-        }
+        Completion { token: self.data, result: self.result }
     }
 }
 
@@ -159,8 +152,7 @@ impl Context {
     fn probe(&self) -> Result<(), Error> {
         // SAFETY: no blocks are handed over.
         unsafe { self.submit(&mut []) }.map_err(submit_refusal)?;
-        self.events(0, Some(Duration::ZERO), &mut [])
-            .map_err(submit_refusal)?;
+        self.events(0, Some(Duration::ZERO), &mut []).map_err(submit_refusal)?;
         Ok(())
     }
 
@@ -191,9 +183,7 @@ impl Context {
             tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        let timeout = timeout
-            .as_ref()
-            .map_or(std::ptr::null(), std::ptr::from_ref);
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: the kernel writes at most `events.len()` events and reads `timeout`, a local.
         check(unsafe {
             libc::syscall(
@@ -218,11 +208,8 @@ impl Drop for Context {
 
 /// The count that a system call returned, or its `errno`.
 fn check(returned: libc::c_long) -> Result<usize, i32> {
-    usize::try_from(returned).map_err(|_| {
-        io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO)
-    })
+    usize::try_from(returned)
+        .map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// Why `io_setup` was refused, and what to do about it.
@@ -243,11 +230,11 @@ fn setup_refusal(code: i32, wanted: usize) -> Error {
             )
             .hint("raise it: sysctl -w fs.aio-max-nr=1048576")
         }
-        libc::EPERM | libc::EACCES => Error::from_os(
-            code,
-            "a seccomp filter, such as a container's, refuses io_setup",
-        )
-        .hint("allow io_setup, io_submit, io_getevents and io_destroy in its seccomp profile"),
+        libc::EPERM | libc::EACCES => {
+            Error::from_os(code, "a seccomp filter, such as a container's, refuses io_setup").hint(
+                "allow io_setup, io_submit, io_getevents and io_destroy in its seccomp profile",
+            )
+        }
         libc::ENOSYS => Error::from_os(code, "this kernel, or a seccomp filter, has no Linux AIO"),
         _ => Error::from_os(code, "cannot set up Linux AIO"),
     };

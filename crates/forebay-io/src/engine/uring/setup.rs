@@ -55,9 +55,7 @@ pub(super) fn build(options: &EngineOptions) -> Result<(IoUring, Vec<&'static st
             }
         }
     }
-    Err(setup_refusal(refusal.unwrap_or_else(|| {
-        io::Error::from_raw_os_error(libc::EINVAL)
-    })))
+    Err(setup_refusal(refusal.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))))
 }
 
 fn build_with(delivery: Delivery, iopoll: bool, entries: u32) -> io::Result<IoUring> {
@@ -68,10 +66,7 @@ fn build_with(delivery: Delivery, iopoll: bool, entries: u32) -> io::Result<IoUr
     }
     match delivery {
         Delivery::Deferred => {
-            builder
-                .setup_single_issuer()
-                .setup_defer_taskrun()
-                .setup_submit_all();
+            builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
         }
         Delivery::Cooperative => {
             builder.setup_coop_taskrun().setup_submit_all();
@@ -102,20 +97,15 @@ fn features(delivery: Delivery, iopoll: bool) -> Vec<&'static str> {
 fn check(ring: &IoUring) -> Result<()> {
     let engine = EngineKind::Uring.name();
     let too_old = |what: &str| {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("io_uring of this kernel has no {what}"),
-        )
-        .engine(engine)
-        .hint("Linux 5.11 or later has it")
+        Error::new(ErrorKind::Unsupported, format!("io_uring of this kernel has no {what}"))
+            .engine(engine)
+            .hint("Linux 5.11 or later has it")
     };
     if !ring.params().is_feature_ext_arg() {
         return Err(too_old("wait with a timeout"));
     }
     let mut probe = Probe::new();
-    ring.submitter()
-        .register_probe(&mut probe)
-        .map_err(setup_refusal)?;
+    ring.submitter().register_probe(&mut probe).map_err(setup_refusal)?;
     let needed = [
         (opcode::Read::CODE, "READ"),
         (opcode::Write::CODE, "WRITE"),
@@ -157,16 +147,14 @@ fn setup_refusal(source: io::Error) -> Error {
 fn refused_by_policy(code: i32) -> Error {
     let setting = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     let error = match setting.as_deref().map(str::trim) {
-        Ok("1") => Error::from_os(
-            code,
-            "io_uring is refused: sysctl kernel.io_uring_disabled is 1",
-        )
-        .hint("set it to 0, or add the process to the group kernel.io_uring_group"),
-        Ok("2") => Error::from_os(
-            code,
-            "io_uring is refused: sysctl kernel.io_uring_disabled is 2",
-        )
-        .hint("set it to 0"),
+        Ok("1") => {
+            Error::from_os(code, "io_uring is refused: sysctl kernel.io_uring_disabled is 1")
+                .hint("set it to 0, or add the process to the group kernel.io_uring_group")
+        }
+        Ok("2") => {
+            Error::from_os(code, "io_uring is refused: sysctl kernel.io_uring_disabled is 2")
+                .hint("set it to 0")
+        }
         Ok(value) => Error::from_os(
             code,
             format!(

@@ -10,10 +10,7 @@ pub(super) struct Slots {
 impl Slots {
     /// `count` slots, all free.
     pub(super) fn new(count: u32) -> Self {
-        Self {
-            free: (0..count).rev().collect(),
-            count,
-        }
+        Self { free: (0..count).rev().collect(), count }
     }
 
     /// How many there are, free or taken.
@@ -28,10 +25,7 @@ impl Slots {
 
     /// Gives a taken slot back.
     pub(super) fn give(&mut self, slot: u32) {
-        debug_assert!(
-            slot < self.count && !self.free.contains(&slot),
-            "slot {slot} isn't taken"
-        );
+        debug_assert!(slot < self.count && !self.free.contains(&slot), "slot {slot} isn't taken");
         self.free.push(slot);
     }
 }
@@ -43,10 +37,7 @@ mod tests {
     #[test]
     fn every_slot_is_taken_once_until_it_is_given_back() {
         let mut slots = Slots::new(3);
-        assert_eq!(
-            [slots.take(), slots.take(), slots.take()],
-            [Some(0), Some(1), Some(2)]
-        );
+        assert_eq!([slots.take(), slots.take(), slots.take()], [Some(0), Some(1), Some(2)]);
         assert_eq!(slots.take(), None);
         slots.give(1);
         assert_eq!([slots.take(), slots.take()], [Some(1), None]);
