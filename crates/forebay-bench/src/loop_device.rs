@@ -53,10 +53,6 @@ impl LoopDevice {
         run("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", "lazy_itable_init=0", &image])?;
         run("mount", &["-o", "loop,noatime", &image, &directory])
     }
-
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
-    }
 }
 
 impl Drop for LoopDevice {
