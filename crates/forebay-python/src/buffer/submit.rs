@@ -1,0 +1,127 @@
+//! Hands the memory of arrays to the core.
+
+#![expect(unsafe_code, reason = "promises the core that the memory stays valid")]
+
+use std::path::PathBuf;
+
+use forebay_io::{Direction, Durability, Operation, Part, Priority, Request, Target};
+use pyo3::prelude::*;
+
+use super::Memory;
+
+/// One array and where it is, or goes.
+pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, u64);
+
+/// A request whose memory is held.
+pub(crate) struct Job {
+    request: Request,
+    keep: Vec<Py<PyAny>>,
+}
+
+// SAFETY: the addresses in `request` are those of memory that `keep` holds in place, which any
+// thread may read and write; Python objects may be sent between threads.
+unsafe impl Send for Job {}
+
+/// What holds of a whole request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) direction: Direction,
+    pub(crate) whole_file: bool,
+    pub(crate) priority: Priority,
+    pub(crate) durability: Option<Durability>,
+}
+
+impl Job {
+    /// Looks up the memory of every item. Neighbours that name the same file share it.
+    pub(crate) fn new(items: Vec<Item<'_>>, terms: Terms) -> PyResult<Self> {
+        let mut files: Vec<Target> = Vec::new();
+        let mut parts = Vec::with_capacity(items.len());
+        let mut keep = Vec::with_capacity(items.len());
+        let mut numbers = std::collections::HashMap::new();
+        for (object, target, offset) in items {
+            let memory = Memory::of(&object, terms.direction == Direction::Load)?;
+            let target = Name::of(&target)?;
+            let file = *numbers.entry(target.clone()).or_insert_with(|| {
+                files.push(target.into());
+                files.len() - 1
+            });
+            let Memory { address, length, keep: kept, .. } = memory;
+            parts.push(Part { file, offset, address, length });
+            keep.push(kept);
+        }
+        let Terms { direction, whole_file, priority, durability } = terms;
+        let request =
+            Request { direction, files, parts, whole_file, priority, durability, keep: None };
+        Ok(Self { request, keep })
+    }
+
+    /// Starts it. The operation keeps the arrays until its last transfer is through.
+    pub(crate) fn submit(self, handle: &forebay_io::Handle) -> forebay_io::Result<Operation> {
+        let mut request = self.request;
+        request.keep = Some(Box::new(self.keep));
+        // SAFETY: the memory is valid while `keep` lives (the promise of `Memory`), and the core
+        // drops that after the last completion.
+        unsafe { handle.submit(request) }
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(self, handle: &forebay_io::Handle) -> forebay_io::Result<Vec<Py<PyAny>>> {
+        // SAFETY: `keep` lives in this frame, and `run` returns after the last completion.
+        unsafe { handle.run(self.request) }.map(|()| self.keep)
+    }
+
+    /// Bytes to move.
+    pub(crate) fn byte_count(&self) -> usize {
+        self.request.parts.iter().fold(0, |sum, part| sum.saturating_add(part.length))
+    }
+}
+
+/// A file's name or descriptor, comparable.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Name {
+    Path(PathBuf),
+    Descriptor(i32),
+}
+
+impl Name {
+    fn of(target: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match target.extract::<i32>() {
+            Ok(descriptor) => Ok(Self::Descriptor(descriptor)),
+            Err(_) => target.extract().map(Self::Path),
+        }
+    }
+}
+
+impl From<Name> for Target {
+    fn from(name: Name) -> Self {
+        match name {
+            Name::Path(path) => Self::Path(path),
+            Name::Descriptor(descriptor) => Self::Descriptor(descriptor),
+        }
+    }
+}
+
+/// The bytes of an array, for reading.
+pub(crate) struct Bytes(Memory);
+
+// SAFETY: the address is that of memory that `keep` holds in place.
+unsafe impl Send for Bytes {}
+
+// SAFETY: as above, and only reads are offered.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    pub(crate) fn of(memory: Memory) -> Self {
+        Self(memory)
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        if self.0.length == 0 {
+            return &[];
+        }
+        // SAFETY: the memory is valid while `keep` lives, which `self` holds. That no other thread
+        // writes to it meanwhile is up to the user, as for any array that two threads share; bytes
+        // that change under the comparison make it answer either way, nothing more.
+        unsafe { std::slice::from_raw_parts(self.0.address, self.0.length) }
+    }
+}

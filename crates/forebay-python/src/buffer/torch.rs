@@ -1,0 +1,125 @@
+//! torch tensors and storages, and what looks like them: asked by their own methods.
+//!
+//! What is kept alive is the storage, not the tensor: `tensor.data = other` lets go of the old
+//! storage at once, while the kernel could still be writing to it.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because};
+
+pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
+    let py = object.py();
+    let Some(data_ptr) = object.getattr_opt(intern!(py, "data_ptr"))? else { return Ok(None) };
+    if !data_ptr.is_callable() {
+        return Ok(None);
+    }
+    check_device(object)?;
+    check_layout(object)?;
+    let address: usize = data_ptr
+        .call0()
+        .and_then(|address| address.extract())
+        .map_err(|cause| invalid_because(object, "it has no memory of its own", cause))?;
+    let length = byte_count(object)?;
+    if length > 0 && address == 0 {
+        return Err(invalid(
+            object,
+            "it has no memory of its own (a fake, functional or distributed tensor, or one whose \
+             storage was freed); pass the tensor that has",
+        ));
+    }
+    let keep = storage(object, address, length)?.unwrap_or_else(|| object.clone());
+    let address = std::ptr::with_exposed_provenance_mut(address);
+    Ok(Some(Memory { address, length, read_only: None, keep: keep.unbind() }))
+}
+
+fn check_device(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = object.py();
+    let Some(device) = object.getattr_opt(intern!(py, "device"))? else { return Ok(()) };
+    let kind = match device.getattr_opt(intern!(py, "type"))? {
+        Some(kind) => kind,
+        None => device.str()?.into_any(),
+    };
+    if kind.eq(intern!(py, "cpu"))? {
+        Ok(())
+    } else if kind.eq(intern!(py, "meta"))? {
+        Err(invalid(object, "a meta tensor has no bytes; make it with device=\"cpu\""))
+    } else {
+        Err(device_memory(object, &device.str()?.to_string_lossy()))
+    }
+}
+
+fn check_layout(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = object.py();
+    if let Some(layout) = object.getattr_opt(intern!(py, "layout"))? {
+        let layout = layout.str()?;
+        if !layout.to_string_lossy().ends_with("strided") {
+            let layout = layout.to_string_lossy();
+            return Err(invalid(
+                object,
+                &format!("its layout is {layout}; call .to_dense(), or pass its parts"),
+            ));
+        }
+    }
+    if let Some(nested) = object.getattr_opt(intern!(py, "is_nested"))?
+        && nested.is_truthy()?
+    {
+        return Err(invalid(object, "it is a nested tensor; pass its parts (.unbind())"));
+    }
+    if answers(object, intern!(py, "is_conj"))? == Some(true) {
+        return Err(invalid(object, "it is a lazy conjugate; call .resolve_conj()"));
+    }
+    if answers(object, intern!(py, "is_neg"))? == Some(true) {
+        return Err(invalid(object, "it is a lazy negative; call .resolve_neg()"));
+    }
+    if answers(object, intern!(py, "is_contiguous"))? == Some(false) {
+        return Err(invalid(object, &format!("{NOT_CONTIGUOUS}; call .contiguous()")));
+    }
+    Ok(())
+}
+
+/// Calls a method without arguments, if there is one.
+fn answers(object: &Bound<'_, PyAny>, method: &Bound<'_, PyString>) -> PyResult<Option<bool>> {
+    let Some(method) = object.getattr_opt(method)? else { return Ok(None) };
+    method.call0()?.is_truthy().map(Some)
+}
+
+fn byte_count(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let py = object.py();
+    if let Some(bytes) = object.getattr_opt(intern!(py, "nbytes"))? {
+        // A property of tensors, a method of storages.
+        let bytes = if bytes.is_callable() { bytes.call0()? } else { bytes };
+        return bytes.extract();
+    }
+    let item_bytes: usize = object.call_method0(intern!(py, "element_size"))?.extract()?;
+    let items: usize = object.call_method0(intern!(py, "numel"))?.extract()?;
+    item_bytes
+        .checked_mul(items)
+        .ok_or_else(|| invalid(object, "its size in bytes doesn't fit in memory"))
+}
+
+/// The storage that the tensor is a view of, once it is clear that the view lies within it.
+fn storage<'py>(
+    object: &Bound<'py, PyAny>,
+    address: usize,
+    length: usize,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = object.py();
+    let Some(method) = object.getattr_opt(intern!(py, "untyped_storage"))? else {
+        return Ok(None);
+    };
+    let storage = method.call0()?;
+    if length > 0 {
+        let start: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+        let end = address.checked_add(length);
+        if address < start || end.is_none_or(|end| end - start > bytes) {
+            return Err(invalid(
+                object,
+                &format!("its storage was resized to {bytes} bytes and no longer holds it"),
+            ));
+        }
+    }
+    Ok(Some(storage))
+}

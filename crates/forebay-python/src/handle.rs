@@ -1,0 +1,192 @@
+//! Handles: options in, items in, tickets and numbers out.
+
+use forebay_io::{Direction, Durability, Options, Priority};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::buffer::submit::{Item, Job, Terms};
+use crate::error::{OrRaise, exception};
+use crate::operation::Operation;
+use crate::pool::Pool;
+
+/// Longest transfer, in bytes, that is run without looking at signals: it takes the core's quick
+/// way for cached bytes, and ends in milliseconds on any other.
+const UNINTERRUPTED_BYTES_MAX: usize = 128 << 10;
+
+/// A handle of the core.
+#[pyclass(frozen, module = "forebay._forebay")]
+#[derive(Debug)]
+pub(crate) struct Handle(forebay_io::Handle);
+
+#[pymethods]
+impl Handle {
+    /// Options by name; those left out have the core's defaults.
+    #[new]
+    #[pyo3(signature = (**options))]
+    fn new(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let options = read_options(py, options)?;
+        py.detach(|| forebay_io::Handle::new(options)).or_raise(py).map(Self)
+    }
+
+    /// Starts an operation over `(array, path or descriptor, offset)` items.
+    #[pyo3(signature = (store, items, whole_file, priority, durability))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        store: bool,
+        items: Vec<Item<'_>>,
+        whole_file: bool,
+        priority: &str,
+        durability: Option<&str>,
+    ) -> PyResult<Operation> {
+        let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
+        py.detach(|| job.submit(&self.0)).or_raise(py).map(Operation::new)
+    }
+
+    /// As `submit`, and waits for it. An interrupt cancels it.
+    #[pyo3(signature = (store, items, whole_file, priority, durability))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        store: bool,
+        items: Vec<Item<'_>>,
+        whole_file: bool,
+        priority: &str,
+        durability: Option<&str>,
+    ) -> PyResult<()> {
+        let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
+        if job.byte_count() <= UNINTERRUPTED_BYTES_MAX {
+            let kept = py.detach(|| job.run(&self.0)).or_raise(py)?;
+            drop(kept);
+            return Ok(());
+        }
+        let operation = py.detach(|| job.submit(&self.0)).or_raise(py)?;
+        Operation::new(operation).finish(py)
+    }
+
+    /// Waits for everything under way and stops the workers.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.close()).or_raise(py)
+    }
+
+    /// Operations under way.
+    fn pending(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.0.pending())
+    }
+
+    /// The failures of finished operations that nobody has heard of, as exceptions.
+    fn take_unseen_failures<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let failures = py.detach(|| self.0.take_unseen_failures());
+        failures
+            .iter()
+            .map(|error| exception(py, error).into_value(py).into_bound(py).into_any())
+            .collect()
+    }
+
+    /// Fallbacks that were not reported yet.
+    fn notices(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.0.notices())
+    }
+
+    /// The name of the engine in use.
+    #[getter]
+    fn engine(&self) -> &'static str {
+        self.0.engine().name()
+    }
+
+    /// The pool that memory comes from.
+    fn pool(&self, py: Python<'_>) -> PyResult<Pool> {
+        py.detach(|| self.0.pool()).or_raise(py).map(Pool::over)
+    }
+
+    /// What it did so far.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.0.stats());
+        let answer = PyDict::new(py);
+        answer.set_item("engine", stats.engine)?;
+        for (name, value) in [
+            ("operations", stats.operations),
+            ("failures", stats.failures),
+            ("cancelled", stats.cancelled),
+            ("bytes_read", stats.bytes_read),
+            ("bytes_written", stats.bytes_written),
+            ("bytes_direct", stats.bytes_direct),
+            ("bytes_staged", stats.bytes_staged),
+            ("bytes_buffered", stats.bytes_buffered),
+            ("bytes_cached", stats.bytes_cached),
+            ("bytes_registered", stats.bytes_registered),
+            ("transfers", stats.transfers),
+            ("retries", stats.retries),
+            ("short_transfers", stats.short_transfers),
+            ("queue_depth_max", stats.queue_depth_max),
+            ("latency_us_p50", stats.latency_us_p50),
+            ("latency_us_p99", stats.latency_us_p99),
+            ("latency_us_max", stats.latency_us_max),
+            ("staging_bytes", stats.staging_bytes),
+        ] {
+            answer.set_item(name, value)?;
+        }
+        let fallbacks = PyDict::new(py);
+        for (text, count) in stats.fallbacks {
+            fallbacks.set_item(text, count)?;
+        }
+        answer.set_item("fallbacks", fallbacks)?;
+        Ok(answer)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Dropping the core's handle waits for its workers: not with the GIL held, which a signal
+        // handler or another thread may need meanwhile. Its failures were taken by the Python half.
+        Python::attach(|py| py.detach(|| drop(self.0.close())));
+    }
+}
+
+fn terms(
+    py: Python<'_>,
+    store: bool,
+    whole_file: bool,
+    priority: &str,
+    durability: Option<&str>,
+) -> PyResult<Terms> {
+    Ok(Terms {
+        direction: if store { Direction::Store } else { Direction::Load },
+        whole_file,
+        priority: priority.parse::<Priority>().or_raise(py)?,
+        durability: durability.map(str::parse::<Durability>).transpose().or_raise(py)?,
+    })
+}
+
+fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
+    let mut options = Options::default();
+    for (name, value) in given.into_iter().flatten() {
+        match name.extract::<String>()?.as_str() {
+            "engine" => options.engine = value.extract::<String>()?.parse().or_raise(py)?,
+            "block_size" => options.block_size = value.extract()?,
+            "queue_depth" => options.queue_depth = value.extract()?,
+            "parallelism" => options.parallelism = value.extract()?,
+            "single_submit" => options.single_submit = value.extract()?,
+            "sqpoll" => options.sqpoll = value.extract()?,
+            "iopoll" => options.iopoll = value.extract()?,
+            "direct" => options.direct = value.extract::<String>()?.parse().or_raise(py)?,
+            "durability" => options.durability = value.extract::<String>()?.parse().or_raise(py)?,
+            "drop_behind" => options.drop_behind = value.extract()?,
+            "page_cache" => options.page_cache = value.extract()?,
+            "staging_bytes" => options.staging_bytes = value.extract()?,
+            "throttle_bytes_per_second" => options.throttle_bytes_per_second = value.extract()?,
+            "pool" => options.pool = Some(value.cast::<Pool>()?.get().core()),
+            other => {
+                let message = format!("a handle has no option {other:?}");
+                return Err(pyo3::exceptions::PyTypeError::new_err(message));
+            }
+        }
+    }
+    Ok(options)
+}
+
+/// Waits for every operation of this process.
+#[pyfunction]
+pub(crate) fn drain_all(py: Python<'_>) {
+    py.detach(forebay_io::drain_all);
+}

@@ -1,0 +1,37 @@
+//! The Python module `forebay._forebay`: conversions between Python objects and `forebay-io`.
+//!
+//! No policy lives here. What users see (`forebay.Handle` and its kin) is written in Python over
+//! the classes of this module, which take plain numbers, strings and arrays.
+//!
+//! # Invariants
+//!
+//! - The GIL is released around every lock, copy and transfer of the core.
+//! - Worker threads never take the GIL. Python objects that an operation keeps alive are let go
+//!   by whoever waits for it, under the GIL.
+//! - Waits last at most [`operation::SLICE`] before Python's signal handlers get their turn.
+//! - `unsafe` is in [`buffer`] only.
+
+use pyo3::prelude::*;
+
+mod buffer;
+mod compare;
+mod error;
+mod handle;
+mod operation;
+mod pool;
+mod probe;
+
+/// The compiled half of the package. Private: import `forebay`.
+#[pymodule]
+mod _forebay {
+    #[pymodule_export]
+    use super::compare::compare;
+    #[pymodule_export]
+    use super::handle::{Handle, drain_all};
+    #[pymodule_export]
+    use super::operation::{Operation, WakeEvent};
+    #[pymodule_export]
+    use super::pool::{PinnedBuffer, Pool};
+    #[pymodule_export]
+    use super::probe::{file_facts, probe_engines};
+}

@@ -1,0 +1,125 @@
+//! The pinned pool and its buffers.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_io::{ErrorKind, PoolBuffer, PoolOptions};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::OrRaise;
+use crate::operation::{deadline, slice};
+
+/// Pinned memory with a budget.
+#[pyclass(frozen, module = "forebay._forebay")]
+#[derive(Debug)]
+pub(crate) struct Pool(Arc<forebay_io::Pool>);
+
+impl Pool {
+    pub(crate) fn over(pool: Arc<forebay_io::Pool>) -> Self {
+        Self(pool)
+    }
+
+    pub(crate) fn core(&self) -> Arc<forebay_io::Pool> {
+        Arc::clone(&self.0)
+    }
+}
+
+#[pymethods]
+impl Pool {
+    #[new]
+    #[pyo3(signature = (budget_bytes=None, lock=true, huge_pages=true))]
+    fn new(budget_bytes: Option<usize>, lock: bool, huge_pages: bool) -> Self {
+        Self(forebay_io::Pool::new(PoolOptions { budget_bytes, lock, huge_pages }))
+    }
+
+    /// The pool of the process.
+    #[staticmethod]
+    fn shared(py: Python<'_>) -> Self {
+        Self(py.detach(forebay_io::Pool::global))
+    }
+
+    /// Zeroed memory; waits for room in the budget for `timeout` seconds (`None`: for ever).
+    #[pyo3(signature = (length, alignment, timeout))]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        length: usize,
+        alignment: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<PinnedBuffer> {
+        let deadline = match timeout {
+            Some(seconds) if seconds <= 0.0 => {
+                let buffer = py.detach(|| self.0.allocate(length, alignment)).or_raise(py)?;
+                return Ok(PinnedBuffer(Some(buffer)));
+            }
+            other => deadline(other),
+        };
+        loop {
+            let time = slice(deadline);
+            let answer = py.detach(|| self.0.allocate_wait(length, alignment, Some(time)));
+            let timed_out = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut);
+            if !timed_out || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return answer.or_raise(py).map(|buffer| PinnedBuffer(Some(buffer)));
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// What it holds now.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.0.stats());
+        let answer = PyDict::new(py);
+        answer.set_item("budget_bytes", stats.budget_bytes)?;
+        answer.set_item("used_bytes", stats.used_bytes)?;
+        answer.set_item("mapped_bytes", stats.mapped_bytes)?;
+        answer.set_item("locked_bytes", stats.locked_bytes)?;
+        answer.set_item("peak_bytes", stats.peak_bytes)?;
+        answer.set_item("buffers", stats.buffers)?;
+        answer.set_item("regions", stats.regions)?;
+        answer.set_item("lock_refused", stats.lock_refused)?;
+        Ok(answer)
+    }
+}
+
+/// Memory of a pool, given back with its last reference.
+#[pyclass(frozen, module = "forebay._forebay")]
+#[derive(Debug)]
+pub(crate) struct PinnedBuffer(Option<PoolBuffer>);
+
+#[pymethods]
+impl PinnedBuffer {
+    /// numpy's view of it: bytes.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("shape", (self.__len__(),))?;
+        interface.set_item("data", (self.address(), false))?;
+        Ok(interface)
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.as_ref().map_or(0, PoolBuffer::len)
+    }
+
+    #[getter]
+    fn address(&self) -> usize {
+        self.0.as_ref().map_or(0, |buffer| buffer.as_ptr().expose_provenance())
+    }
+
+    /// Whether the system agreed to keep it in memory.
+    #[getter]
+    fn is_locked(&self) -> bool {
+        self.0.as_ref().is_some_and(PoolBuffer::is_locked)
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        // Unmapping gigabytes takes a while: not with the GIL held.
+        let buffer = self.0.take();
+        Python::attach(|py| py.detach(|| drop(buffer)));
+    }
+}

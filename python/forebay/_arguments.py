@@ -1,0 +1,90 @@
+"""Turns what users write (``"1MiB"``, paths, open files) into what the core takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, SupportsIndex, TypeAlias
+
+from forebay.errors import InvalidInputError
+
+Target: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | Any"
+"""A path, an open descriptor, or an object with ``fileno()``."""
+
+_UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(value: SupportsIndex | str, name: str = "size") -> int:
+    """Return a number of bytes.
+
+    Parameters
+    ----------
+    value : int or str
+        Bytes, or a number with a unit. ``"1k"`` and ``"1KiB"`` are 1024 bytes, ``"1KB"`` is 1000,
+        as ``dd`` has it.
+    name : str
+        What an error calls it.
+
+    Examples
+    --------
+    >>> parse_size("1.5MiB"), parse_size("2KB"), parse_size(4096)
+    (1572864, 2000, 4096)
+    """
+    if not isinstance(value, str):
+        number = value.__index__()
+        if number < 0:
+            raise InvalidInputError(f"{name} is {number}, it can't be negative")
+        return number
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise InvalidInputError(f'{name} is {value!r}: write a size as 4096, "64k" or "1MiB"')
+    amount, unit, suffix = match.groups()
+    power = _UNITS[unit.lower()]
+    if unit == "":
+        power = 0
+    base = 1000 if suffix.lower() == "b" and unit else 1024
+    factor: int = base**power
+    return round(float(amount) * factor) if "." in amount else int(amount) * factor
+
+
+def parse_target(target: Target) -> str | int:
+    """Return the path as text, or the descriptor."""
+    if isinstance(target, str):
+        path = target
+    elif isinstance(target, bytes | os.PathLike):
+        path = os.fsdecode(target)
+    else:
+        return _descriptor(target)
+    if "\0" in path:
+        raise InvalidInputError(f"the path {path!r} has a null character")
+    if not path:
+        raise InvalidInputError("the path is empty")
+    return path
+
+
+def _descriptor(target: Any) -> int:
+    if isinstance(target, bool):
+        raise TypeError("a path or a descriptor is needed, not a bool")
+    if hasattr(target, "fileno"):
+        # What Python has buffered of the file comes before what Forebay writes.
+        flush = getattr(target, "flush", None)
+        if flush is not None and not getattr(target, "closed", False):
+            flush()
+        target = target.fileno()
+    if not isinstance(target, int):
+        kind = type(target).__name__
+        raise TypeError(f"a path, a descriptor or an open file is needed, not {kind}")
+    if target < 0:
+        raise InvalidInputError(f"{target} isn't an open descriptor")
+    return target
+
+
+def parse_offset(offset: SupportsIndex | None) -> int:
+    """Return a file offset in bytes; none is 0."""
+    if offset is None:
+        return 0
+    number = offset.__index__()
+    if not 0 <= number < 1 << 63:
+        raise InvalidInputError(f"offset is {number}, it can be 0 to 2**63 - 1")
+    return number

@@ -1,0 +1,501 @@
+"""Handles: what a user holds to move arrays between files and memory."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
+
+from forebay import _forebay
+from forebay._arguments import Target, parse_offset, parse_size, parse_target
+from forebay._pending import Pending
+from forebay.errors import (
+    ForebayError,
+    ForebayWarning,
+    InvalidInputError,
+    OperationCancelledError,
+    WaitTimeoutError,
+)
+from forebay.memory import Pool
+from forebay.operation import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from forebay._types import Stats
+
+__all__ = ["Durability", "Handle", "Item", "Priority"]
+
+Durability: TypeAlias = Literal["none", "data", "full"]
+Priority: TypeAlias = Literal["demand", "prefetch"]
+Item: TypeAlias = "tuple[Any, Target] | tuple[Any, Target, int | None]"
+"""An array, the file it is in, and its offset there."""
+
+_logger = logging.getLogger("forebay")
+
+_LOGGED_MAX = 1024
+"""Texts that are remembered, so that each is logged once however many handles there are."""
+
+_logged: set[str] = set()
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+class Handle:
+    """Moves arrays between files and memory.
+
+    A handle can be used from any number of threads at once. Closing it, dropping it and the end
+    of the program wait for what is under way.
+
+    Parameters
+    ----------
+    engine : {"auto", "uring", "aio", "threads"}
+        How the kernel is asked. ``"auto"`` is the first of the others that works here.
+    block_size : int or str
+        Most bytes in one transfer.
+    queue_depth : int
+        Transfers in flight per worker.
+    intra_op_parallelism : int
+        Workers, which share the blocks of all operations.
+    durability : {"none", "data", "full"}
+        What a store waits for, unless it says otherwise itself: nothing, ``fdatasync``, or
+        ``fsync`` of the file and its directory.
+    direct : {"auto", "never", "always"}
+        Whether transfers go around the page cache: where the file system can do it, never, or
+        else it is an error.
+    drop_behind : bool
+        Leave nothing in the page cache where transfers have to go through it.
+    page_cache : bool
+        Load from the page cache what is there already.
+    staging_bytes : int or str
+        Most memory for bytes that can't move straight between the array and the drive.
+    single_submit : bool
+        Hand transfers to the kernel one by one.
+    sqpoll, iopoll : bool
+        io_uring's polling modes.
+    throttle : int or str, optional
+        Most bytes per second.
+    pool : Pool, optional
+        Where memory comes from; else the pool of the process.
+
+    Examples
+    --------
+    >>> import forebay, numpy, tempfile
+    >>> path = tempfile.mktemp()
+    >>> weights = numpy.arange(1000, dtype="float32")
+    >>> with forebay.Handle() as handle:
+    ...     handle.store(weights, path)
+    ...     back = handle.empty(1000, dtype="float32")
+    ...     handle.load(back, path)
+    >>> bool((back == weights).all())
+    True
+    """
+
+    def __init__(
+        self,
+        engine: str = "auto",
+        *,
+        block_size: int | str = "1MiB",
+        queue_depth: int = 32,
+        intra_op_parallelism: int = 2,
+        durability: Durability = "none",
+        direct: Literal["auto", "never", "always"] = "auto",
+        drop_behind: bool = False,
+        page_cache: bool = True,
+        staging_bytes: int | str = "64MiB",
+        single_submit: bool = False,
+        sqpoll: bool = False,
+        iopoll: bool = False,
+        throttle: int | str | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        options: dict[str, Any] = {
+            "engine": engine,
+            "block_size": parse_size(block_size, "block_size"),
+            "queue_depth": parse_size(queue_depth, "queue_depth"),
+            "parallelism": parse_size(intra_op_parallelism, "intra_op_parallelism"),
+            "durability": durability,
+            "direct": direct,
+            "drop_behind": drop_behind,
+            "page_cache": page_cache,
+            "staging_bytes": parse_size(staging_bytes, "staging_bytes"),
+            "single_submit": single_submit,
+            "sqpoll": sqpoll,
+            "iopoll": iopoll,
+        }
+        if throttle is not None:
+            options["throttle_bytes_per_second"] = parse_size(throttle, "throttle")
+        if pool is not None:
+            options["pool"] = pool._core  # noqa: SLF001
+        self._pending = Pending()
+        self._closed = False
+        self._core = _forebay.Handle(**options)
+        _handles.add(self)
+        self._log_notices()
+
+    # Whole arrays
+
+    def load(
+        self, array: Any, path: Target, offset: int = 0, *, priority: Priority = "demand"
+    ) -> None:
+        """Fill an array with the bytes of a file.
+
+        Parameters
+        ----------
+        array : tensor, ndarray or buffer
+            Any torch CPU tensor, numpy array, or object with DLPack or the buffer protocol, that
+            is contiguous and writable. All of it is filled.
+        path : path, descriptor or open file
+            Where the bytes are.
+        offset : int
+            Where they begin in the file.
+        priority : {"demand", "prefetch"}
+            Prefetches leave the way to others.
+
+        Raises
+        ------
+        ShortFileError
+            The file ends before the array is full.
+        InvalidBufferError
+            The array can't be filled as it is (also a ``ValueError``).
+        SystemCallError
+            The system refused (also an ``OSError``: ``FileNotFoundError``, …).
+        """
+        self._run(False, [self._item(array, path, offset)], False, priority, None)
+
+    def store(
+        self,
+        array: Any,
+        path: Target,
+        offset: int | None = None,
+        *,
+        durability: Durability | None = None,
+        priority: Priority = "demand",
+    ) -> None:
+        """Write the bytes of an array to a file.
+
+        Parameters
+        ----------
+        array : tensor, ndarray or buffer
+            As for :meth:`load`; it may be read-only.
+        path : path, descriptor or open file
+            Where to. A new file has the mode that the umask leaves of 0666; that of an existing
+            one stays.
+        offset : int, optional
+            Without it, the file is then exactly the array. With it, the bytes from there on are
+            replaced, and the rest of the file stays.
+        durability : {"none", "data", "full"}, optional
+            What to wait for, in place of the handle's own.
+        priority : {"demand", "prefetch"}
+            Prefetches leave the way to others.
+        """
+        self._run(True, [self._item(array, path, offset)], offset is None, priority, durability)
+
+    def load_async(
+        self, array: Any, path: Target, offset: int = 0, *, priority: Priority = "demand"
+    ) -> Operation:
+        """Start a :meth:`load`. The file is opened before it returns."""
+        return self._submit(False, [self._item(array, path, offset)], False, priority, None)
+
+    def store_async(
+        self,
+        array: Any,
+        path: Target,
+        offset: int | None = None,
+        *,
+        durability: Durability | None = None,
+        priority: Priority = "demand",
+    ) -> Operation:
+        """Start a :meth:`store`. The array must not change until it is done."""
+        items = [self._item(array, path, offset)]
+        return self._submit(True, items, offset is None, priority, durability)
+
+    # Many at once
+
+    def load_many(self, items: Iterable[Item], *, priority: Priority = "demand") -> None:
+        """Fill many arrays, in one submission.
+
+        Parameters
+        ----------
+        items : iterable of (array, path) or (array, path, offset)
+            What to load from where. Each file is opened once.
+        priority : {"demand", "prefetch"}
+            Prefetches leave the way to others.
+        """
+        self._run(False, self._items(items)[0], False, priority, None)
+
+    def store_many(
+        self,
+        items: Iterable[Item],
+        *,
+        whole_file: bool | None = None,
+        durability: Durability | None = None,
+        priority: Priority = "demand",
+    ) -> None:
+        """Write many arrays, in one submission.
+
+        Parameters
+        ----------
+        items : iterable of (array, path) or (array, path, offset)
+            What to store where. Either all have an offset or none has.
+        whole_file : bool, optional
+            Whether each file then ends where its furthest array ends. By default, it does if the
+            items have no offsets, and keeps its other bytes if they have.
+        durability : {"none", "data", "full"}, optional
+            What to wait for, in place of the handle's own.
+        priority : {"demand", "prefetch"}
+            Prefetches leave the way to others.
+        """
+        listed, whole = self._items_to_store(items, whole_file)
+        self._run(True, listed, whole, priority, durability)
+
+    def load_many_async(self, items: Iterable[Item], *, priority: Priority = "demand") -> Operation:
+        """Start a :meth:`load_many`, as one operation."""
+        return self._submit(False, self._items(items)[0], False, priority, None)
+
+    def store_many_async(
+        self,
+        items: Iterable[Item],
+        *,
+        whole_file: bool | None = None,
+        durability: Durability | None = None,
+        priority: Priority = "demand",
+    ) -> Operation:
+        """Start a :meth:`store_many`, as one operation."""
+        listed, whole = self._items_to_store(items, whole_file)
+        return self._submit(True, listed, whole, priority, durability)
+
+    # Waiting, looking, ending
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for all asynchronous operations.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        int
+            How many finished since the last call; 0 if there were none.
+
+        Raises
+        ------
+        WaitTimeoutError
+            Some aren't done yet. They go on, and the next call counts all of them.
+        ForebayError
+            The first failure. Further ones are logged.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        count, failures = self._finish(deadline)
+        failures += self._core.take_unseen_failures()
+        self._log_notices()
+        if failures:
+            self._raise_first(failures)
+        return count
+
+    def close(self) -> None:
+        """Wait for everything under way and give back threads and rings.
+
+        Calling it again does nothing.
+
+        Raises
+        ------
+        ForebayError
+            The first failure that nobody waited for. Further ones are logged.
+        """
+        if self._closed:
+            return
+        _, failures = self._finish(None)
+        failures += self._core.take_unseen_failures()
+        # Only now: until here an interrupt leaves it open, to be closed again.
+        self._closed = True
+        try:
+            self._core.close()
+        except ForebayError as error:
+            failures.append(error)
+        self._log_notices()
+        if failures:
+            self._raise_first(failures)
+
+    def stats(self) -> Stats:
+        """Return what the handle did so far: bytes by route, latencies, fallbacks."""
+        return self._core.stats()
+
+    @property
+    def engine(self) -> str:
+        """The engine in use: ``"uring"``, ``"aio"`` or ``"threads"``."""
+        return self._core.engine
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def empty(
+        self,
+        shape: SupportsIndex | Iterable[SupportsIndex],
+        dtype: Any = "uint8",
+        like: Any = None,
+        *,
+        timeout: float | None = 0,
+    ) -> Any:
+        """Return an array in pinned memory of the handle's pool: see :meth:`Pool.empty`."""
+        return Pool._over(self._core.pool()).empty(  # noqa: SLF001
+            shape, dtype, like, timeout=timeout
+        )
+
+    def __enter__(self) -> Handle:  # noqa: PYI034 (typing.Self is in 3.11)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            # The exception on its way is the one to see; failures of the handle are warned of.
+            self._close_and_warn()
+
+    def __del__(self) -> None:
+        # `__init__` may have failed before there was anything to close.
+        if not getattr(self, "_closed", True) and getattr(self, "_core", None) is not None:
+            self._close_and_warn()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._core.pending()} operations under way"
+        return f"<forebay.Handle engine={self.engine} {state}>"
+
+    # Underneath
+
+    def _item(self, array: Any, path: Target, offset: int | None) -> tuple[Any, str | int, int]:
+        return (array, parse_target(path), parse_offset(offset))
+
+    def _items(self, items: Iterable[Item]) -> tuple[list[tuple[Any, str | int, int]], set[bool]]:
+        """Return the items as the core takes them, and whether they have offsets."""
+        listed = []
+        with_offset = set()
+        last: Target = None
+        target: str | int = ""
+        for array, path, *rest in items:
+            offset = rest[0] if rest else None
+            with_offset.add(offset is not None)
+            # Thousands of tensors of one file mostly come with the same path object.
+            if path is not last or hasattr(path, "fileno"):
+                last, target = path, parse_target(path)
+            listed.append((array, target, parse_offset(offset)))
+        return listed, with_offset
+
+    def _items_to_store(
+        self, items: Iterable[Item], whole_file: bool | None
+    ) -> tuple[list[tuple[Any, str | int, int]], bool]:
+        listed, with_offset = self._items(items)
+        if len(with_offset) == 2 and whole_file is None:
+            raise InvalidInputError(
+                "some items have an offset and some have none: give all of them one, or say "
+                "whether whole files are meant (whole_file)"
+            )
+        if False in with_offset:
+            targets = [target for _, target, _ in listed]
+            if len(set(targets)) < len(targets) and True not in with_offset:
+                raise InvalidInputError("several items name the same file: give them offsets")
+        return listed, False in with_offset if whole_file is None else whole_file
+
+    def _run(
+        self,
+        store: bool,
+        items: list[tuple[Any, str | int, int]],
+        whole_file: bool,
+        priority: Priority,
+        durability: Durability | None,
+    ) -> None:
+        self._core.run(store, items, whole_file, priority, durability)
+        self._log_notices()
+
+    def _submit(
+        self,
+        store: bool,
+        items: list[tuple[Any, str | int, int]],
+        whole_file: bool,
+        priority: Priority,
+        durability: Durability | None,
+    ) -> Operation:
+        core = self._core.submit(store, items, whole_file, priority, durability)
+        self._pending.add(core)
+        return Operation(core, self)
+
+    def _finish(self, deadline: float | None) -> tuple[int, list[ForebayError]]:
+        """Wait for the pending operations; return how many finished, and what they met."""
+        count, operations, failures = self._pending.take()
+        waited = 0
+        try:
+            for operation in operations:
+                left = None if deadline is None else deadline - time.monotonic()
+                failure = _outcome(operation, left)
+                waited += 1
+                if failure is not None:
+                    failures.append(failure)
+        except BaseException:
+            self._pending.put_back(count + waited, operations[waited:], failures)
+            raise
+        return count + waited, failures
+
+    def _raise_first(self, failures: list[ForebayError]) -> None:
+        first, *others = failures
+        for other in others:
+            _logger.error("a further operation failed: %s", other)
+        raise first
+
+    def _close_and_warn(self) -> None:
+        try:
+            self.close()
+        except ForebayError as error:
+            warnings.warn(
+                f"an operation failed and nobody waited for it: {error}",
+                ForebayWarning,
+                stacklevel=3,
+                source=self,
+            )
+
+    def _log_notices(self) -> None:
+        for notice in self._core.notices():
+            if notice not in _logged and len(_logged) < _LOGGED_MAX:
+                _logged.add(notice)
+                _logger.warning("%s", notice)
+
+
+def _outcome(operation: _forebay.Operation, timeout: float | None) -> ForebayError | None:
+    """Wait for an operation, and return its failure unless somebody knows of it."""
+    known = operation.heard
+    try:
+        finished = operation.wait(timeout)
+    except OperationCancelledError:
+        return None
+    except ForebayError as error:
+        return None if known else error
+    if not finished:
+        raise WaitTimeoutError("some operations aren't done in time; they go on")
+    return None
+
+
+def _at_exit() -> None:
+    for handle in list(_handles):
+        handle._close_and_warn()  # noqa: SLF001
+    _forebay.drain_all()
+
+
+def _after_fork() -> None:
+    for handle in list(_handles):
+        handle._pending.reset()  # noqa: SLF001
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,198 @@
+"""The order of events: look at the directory, get tensors, measure, show."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from forebay import _forebay
+from forebay.errors import ForebayError
+from forebay.quickstart.measure import measure
+from forebay.quickstart.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
+from forebay.quickstart.report import bars, table
+from forebay.quickstart.tensors import default_tensors, file_tensors
+from forebay.quickstart.ways import ways
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.quickstart.tensors import Tensor
+    from forebay.quickstart.ways import Forebay
+
+__all__ = ["run"]
+
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
+_CHART = "forebay-quickstart.svg"
+_PROGRESS_WIDTH = 30
+_STEPS = 3
+"""Steps of one way in one turn: store, load, compare."""
+
+
+def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
+    """Run the quickstart; return the exit code."""
+    try:
+        _check_directory(directory)
+        _check_memory(_payload(files, size))
+        tensors = file_tensors(files) if files else default_tensors(size)
+        if not any(tensor.data.nbytes for tensor in tensors):
+            raise Problem("there is nothing to store: no tensor has any bytes", EXIT_USAGE)
+        _check_space(directory, sum(tensor.data.nbytes for tensor in tensors))
+        _compare_ways(tensors, directory, repeats)
+    except Problem as problem:
+        return _give_up(problem)
+    except OSError as error:
+        return _give_up(explain(error, directory))
+    except ForebayError as error:
+        return _give_up(Problem(str(error), EXIT_FAILED))
+    return 0
+
+
+def _give_up(problem: Problem) -> int:
+    sys.stderr.write(f"forebay quickstart: {problem}\n")
+    return problem.code
+
+
+def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> None:
+    size = sum(tensor.data.nbytes for tensor in tensors)
+    forebay, all_ways, left_out = ways(tensors)
+    _say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
+    with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
+        with tempfile.TemporaryDirectory(prefix="forebay-quickstart-", dir=directory) as scratch:
+            results = measure(all_ways, tensors, scratch, repeats, progress.step)
+        progress.close()
+        _say(_how(forebay, directory))
+    for reason in left_out:
+        _say(f"left out: {reason}")
+    _say("every byte compared: all the same\n")
+    _say(table(results, size))
+    chart = os.path.join(directory, _CHART)
+    title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
+    with open(chart, "w", encoding="utf-8") as file:
+        file.write(bars(results, size, title))
+    _say(f"\nbars: {chart}")
+
+
+def _how(forebay: Forebay, directory: str) -> str:
+    """Say which engine ran, direct or not, and why."""
+    stats = forebay.handle.stats()
+    lines = []
+    for name, available, detail in _forebay.probe_engines():
+        if name == stats["engine"]:
+            lines.append(f"engine: {name} ({detail})")
+            break
+        lines.append(
+            f"engine {name} not used: {detail}" if not available else f"engine {name} not used"
+        )
+    facts = _forebay.file_facts(directory)
+    if facts["direct"]:
+        memory, offset = facts["memory_alignment"], facts["offset_alignment"]
+        lines.append(f"direct I/O: yes (memory at multiples of {memory}, offsets of {offset})")
+    else:
+        lines.append(f"direct I/O: no ({facts['reason']})")
+    total = max(1, stats["bytes_read"] + stats["bytes_written"])
+    parts = [
+        (stats["bytes_direct"], "straight between the drive and the tensors"),
+        (stats["bytes_staged"], "by staging memory, the tensors' addresses being what they are"),
+        (stats["bytes_buffered"], "by the page cache"),
+    ]
+    moved = (f"{100 * part / total:.0f} % {how}" for part, how in parts if part)
+    lines.append("moved: " + ", ".join(moved))
+    lines += [f"note: {text} ({count} times)" for text, count in stats["fallbacks"].items()]
+    return "\n".join(lines)
+
+
+def _check_directory(directory: str) -> None:
+    if not os.path.isdir(directory):
+        raise Problem(f"{directory} is not a directory; pass another --dir", EXIT_DIRECTORY)
+    kind = _file_system(directory)
+    if kind in _IN_MEMORY:
+        text = f"{directory} is on {kind}, which is memory, not a drive: pass a --dir on a drive"
+        raise Problem(text, EXIT_DIRECTORY)
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise explain(error, directory) from error
+
+
+def _file_system(directory: str) -> str:
+    """Return the kind of file system that a directory is on."""
+    device = os.stat(directory).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                mount, _, source = line.partition(" - ")
+                if mount.split(" ", 3)[2] == name:
+                    return source.split(" ", 1)[0]
+    except OSError:
+        pass
+    return "unknown"
+
+
+def _check_space(directory: str, size: int) -> None:
+    status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
+    if free < size + size // 50:
+        text = f"{directory} has {free / 1e9:.2f} GB free, {size / 1e9:.2f} GB are needed"
+        raise Problem(f"{text}: free some space, or pass a smaller --size", EXIT_DIRECTORY)
+
+
+def _check_memory(size: int) -> None:
+    """Refuse what doesn't fit twice: as it is stored and as it comes back."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return
+    if 2.5 * size > available:
+        text = f"{size / 1e9:.2f} GB of tensors take {2.5 * size / 1e9:.2f} GB of memory"
+        text = f"{text}, {available / 1e9:.2f} GB are available: pass a smaller --size"
+        raise Problem(text, EXIT_DIRECTORY)
+
+
+def _payload(files: Sequence[str], size: int) -> int:
+    if not files:
+        return size
+    try:
+        return sum(os.stat(path).st_size for path in files)
+    except OSError as error:
+        text = f"cannot read {error.filename}: {error.strerror}"
+        raise Problem(text, EXIT_USAGE) from error
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+class _Progress:
+    """A bar on the terminal; nothing where there is none."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._done = -1
+        self._shown = sys.stderr.isatty()
+
+    def step(self, what: str) -> None:
+        self._done += 1
+        if self._shown:
+            full = _PROGRESS_WIDTH * self._done // self._steps
+            bar = "█" * full + "░" * (_PROGRESS_WIDTH - full)
+            sys.stderr.write(f"\r\033[K{bar} {self._done}/{self._steps} {what}")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+            self._shown = False
+
+    def __enter__(self) -> _Progress:  # noqa: PYI034 (typing.Self is in 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

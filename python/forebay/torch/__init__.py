@@ -1,0 +1,30 @@
+"""Torch tensors in pinned memory. The only module of the package that imports torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from forebay.errors import InvalidInputError
+from forebay.memory import dtype_name
+
+if TYPE_CHECKING:
+    from forebay._forebay import PinnedBuffer
+
+__all__ = ["parse_dtype", "tensor_over"]
+
+
+def parse_dtype(dtype: Any) -> torch.dtype:
+    """Return the torch type for a name, a numpy type or a torch type."""
+    name = dtype_name(np.dtype(dtype) if isinstance(dtype, type) else dtype)
+    parsed = getattr(torch, name, None)
+    if not isinstance(parsed, torch.dtype):
+        raise InvalidInputError(f"torch has no type {name!r}")
+    return parsed
+
+
+def tensor_over(buffer: PinnedBuffer, dtype: torch.dtype, extents: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor in a buffer, which is given back with the last view of it."""
+    return torch.from_numpy(np.asarray(buffer)).view(dtype).reshape(extents)

@@ -1,0 +1,104 @@
+"""What the tests share: a handle, patterns, child processes, and the kernel's own obstacles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import forebay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def handle() -> Iterator[forebay.Handle]:
+    with forebay.Handle() as handle:
+        yield handle
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tensor.bin"
+
+
+def pattern(length: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Return random bytes: a block in the wrong place, or twice, shows."""
+    return np.random.default_rng(seed).integers(0, 256, length, dtype=np.uint8)
+
+
+def run_python(
+    code: str, *wrapper: str, check: bool = True, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, under the command ``wrapper`` if given."""
+    command = [*wrapper, sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, **options
+    )
+    if check:
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting takes root")
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mount a file system: ``mount("-t", "tmpfs", …)`` returns the directory."""
+    need_root()
+    points: list[Path] = []
+
+    def do_mount(*arguments: str) -> Path:
+        point = tmp_path / f"mount-{len(points)}"
+        point.mkdir()
+        done = subprocess.run(
+            ["mount", *arguments, str(point)], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+        points.append(point)
+        return point
+
+    yield do_mount
+    for point in reversed(points):
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+@pytest.fixture
+def small_ext4(tmp_path: Path, mount: Callable[..., Path]) -> Path:
+    """An ext4 of 8 MiB on a loop device."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("mkfs.ext4 is not installed")
+    image = tmp_path / "drive.img"
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True, capture_output=True)
+    return mount("-o", "loop", str(image))
+
+
+@pytest.fixture(scope="session")
+def deny_syscalls() -> str:
+    """The test kit's launcher that refuses system calls."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    for profile in ("debug", "release"):
+        program = target / profile / "deny-syscalls"
+        if program.exists():
+            return str(program)
+    pytest.skip("deny-syscalls is not built: cargo build -p forebay-testkit --bins")
+
+
+def descriptor_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
