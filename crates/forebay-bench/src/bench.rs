@@ -23,6 +23,7 @@ const TENSOR_BYTES: usize = 64 << 10;
 const SUBMIT_BYTES: usize = 256 << 20;
 const SUBMIT_RUNS: usize = 9;
 const IDLE_TIME: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 /// What is needed in every measurement.
 struct Stage<'a> {
@@ -206,6 +207,8 @@ impl Stage<'_> {
         // A handle that never worked would have nothing to keep it busy.
         let mut memory = Memory::new(MemoryKind::Pool, 1 << 20)?;
         self.subject.run(self.path(), Way::Read, &mut memory)?;
+        // Its workers are on their way to sleep.
+        std::thread::sleep(SETTLE_TIME);
         let busy = idle_cpu_seconds(IDLE_TIME);
         report.readings.push(Reading {
             place: self.place.name,

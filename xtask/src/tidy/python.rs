@@ -54,8 +54,17 @@ enum Block {
 fn check_imports(source: &Source) -> Vec<Finding> {
     let code = scan::python(&source.text);
     let mut blocks: Vec<(usize, Block)> = Vec::new();
+    let mut open_brackets_count = 0_usize;
     let mut findings = Vec::new();
     for (index, line) in code.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        // The indentation of a line that goes on inside brackets means nothing.
+        let goes_on = open_brackets_count > 0;
+        open_brackets_count += line.matches(['(', '[', '{']).count();
+        open_brackets_count =
+            open_brackets_count.saturating_sub(line.matches([')', ']', '}']).count());
+        if goes_on {
+            continue;
+        }
         let indent = line.len() - line.trim_start().len();
         while blocks.last().is_some_and(|(outer, _)| *outer >= indent) {
             blocks.pop();
@@ -120,7 +129,7 @@ mod tests {
     #[test]
     fn a_tidy_module_passes() {
         let text = "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n\
-                    def f():\n    \"\"\"Say.\n\n    import jax\n    \"\"\"\n    import numpy as np\n";
+                    def f(\n    a: A,\n) -> B:\n    \"\"\"Say.\n\n    import jax\n    \"\"\"\n    import numpy as np\n";
         assert_eq!(findings_of("python/forebay/a.py", text), Vec::<String>::new());
     }
 
