@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SIZE ?= 1G
+DIR ?= target/quickstart
 
 RUST_SOURCES := $(shell find crates/forebay-io crates/forebay-python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 PACKAGE_SOURCES := $(RUST_SOURCES) $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
@@ -20,7 +21,8 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
 run: $(VENV)/.package $(VENV)/.model ## install into .venv, store and load real tensors, show what it buys
-	$(BIN)/forebay quickstart --size $(SIZE)
+	mkdir -p $(DIR)
+	$(BIN)/forebay quickstart --dir $(DIR) --size $(SIZE)
 
 test: test-rust test-python ## everything that must pass, after installing what it needs
 
