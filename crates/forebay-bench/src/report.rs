@@ -17,8 +17,10 @@ pub(crate) struct Comparison {
     pub(crate) what: String,
     /// What it is compared with.
     pub(crate) against: String,
-    /// What it should come to, if that was ever said.
+    /// What the ratio of rates should come to, if that was ever said.
     pub(crate) goal: &'static str,
+    /// The same for the ratio of CPU times.
+    pub(crate) cpu_goal: &'static str,
     pub(crate) base: Vec<Figure>,
     pub(crate) subject: Vec<Figure>,
 }
@@ -48,6 +50,7 @@ impl Comparison {
             format!("{:.3}", cpu(&self.base)),
             format!("{:.3}", cpu(&self.subject)),
             format!("{:.2}", cpu(&self.subject) / cpu(&self.base)),
+            self.cpu_goal.to_owned(),
         ]
     }
 
@@ -57,6 +60,7 @@ impl Comparison {
             "what": self.what,
             "against": self.against,
             "goal": self.goal,
+            "cpu_goal": self.cpu_goal,
             "ratio": median(self.ratios()),
             "base": figures_json(&self.base),
             "forebay": figures_json(&self.subject),
@@ -164,6 +168,7 @@ mod tests {
             what: "read, pool".to_owned(),
             against: "fio".to_owned(),
             goal: "≥ 0.97",
+            cpu_goal: "≤ 1.3",
             base: vec![figure(1.0), figure(9.0), figure(2.0)],
             subject: vec![figure(1.0), figure(3.0), figure(1.0)],
         };

@@ -41,6 +41,7 @@ pub(crate) fn run(sweep: &Sweep, place: &Place, report: &mut Report) -> Result<(
                     what: format!("{way}, {}, {}", kind.name(), subject.describe()),
                     against: format!("fio {YARDSTICK}"),
                     goal: "",
+                    cpu_goal: "",
                     base: results[0].clone(),
                     subject: figures.clone(),
                 });
