@@ -240,6 +240,11 @@ impl Shared {
         self.bytes_total
     }
 
+    /// Whether it fails or was cancelled, so that nothing more needs to move.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire) || lock(&self.progress).error.is_some()
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         match self.plan.direction {
             Direction::Load => "load",

@@ -1,4 +1,9 @@
 //! Right bytes: every length, offset and address, on every engine, direct and buffered.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "tests panic, and say what they skip"
+)]
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -195,7 +200,9 @@ fn many_tensors_and_ranges_move_as_one_operation() {
             assert!(read(path) == expected, "{engine}: file {n}");
         }
         let expected = memory.clone();
-        memory.iter_mut().for_each(|bytes| bytes.fill(0));
+        for bytes in &mut memory {
+            bytes.fill(0);
+        }
         run_parts(&handle, Direction::Load, &paths, &place, &mut memory);
         assert!(memory == expected, "{engine}");
         assert_eq!(handle.stats().operations, 2);
@@ -339,43 +346,29 @@ fn a_file_shorter_than_the_tensor_is_refused_with_both_sizes() {
 }
 
 #[test]
-#[expect(unsafe_code, reason = "requests name memory by address")]
 fn one_operation_may_be_longer_than_the_kernel_moves_in_a_call() {
     const LENGTH: usize = (2 << 30) + (1 << 20) + 100;
+    const STEP: usize = 4093;
     let directory = directory();
     let path = directory.path().join("w.bin");
-    let pool = Pool::global();
-    let memory = match pool.allocate(LENGTH, 4096) {
+    let mut memory = match Pool::global().allocate(LENGTH, 4096) {
         Ok(memory) => memory,
         Err(error) => return eprintln!("skipped: {error}"),
     };
     let options = Options { block_size: 1 << 30, ..Options::default() };
     let handle = Handle::new(options).unwrap();
-    for position in (0..LENGTH).step_by(4093) {
-        // SAFETY: within the buffer, which nobody else uses.
-        unsafe { memory.as_ptr().add(position).write(position as u8) };
+    let marks = pattern(1, LENGTH.div_ceil(STEP));
+    for (mark, byte) in marks.iter().zip(memory.as_mut_slice().iter_mut().step_by(STEP)) {
+        *byte = *mark;
     }
-    let run = |direction| {
-        let target = Target::Path(path.clone());
-        let request = Request {
-            whole_file: direction == Direction::Store,
-            ..Request::new(direction, target, 0, memory.as_ptr(), LENGTH)
-        };
-        // SAFETY: the buffer outlives the call.
-        unsafe { handle.run(request) }
-    };
-    match run(Direction::Store) {
+    match handle.store(&path, memory.as_slice()) {
         Err(error) if error.os_code() == Some(28) => return eprintln!("skipped: {error}"),
         result => result.unwrap(),
     }
     assert_eq!(std::fs::metadata(&path).unwrap().len(), LENGTH as u64);
-    // SAFETY: as above.
-    unsafe { memory.as_ptr().write_bytes(0xEE, LENGTH) };
-    run(Direction::Load).unwrap();
-    for position in 0..LENGTH {
-        // SAFETY: as above; the load is done.
-        let byte = unsafe { memory.as_ptr().add(position).read() };
-        let expected = if position % 4093 == 0 { position as u8 } else { 0 };
-        assert_eq!(byte, expected, "at {position}");
+    memory.as_mut_slice().fill(0xEE);
+    handle.load(&path, 0, memory.as_mut_slice()).unwrap();
+    for (chunk, mark) in memory.as_slice().chunks(STEP).zip(&marks) {
+        assert!(chunk[0] == *mark && chunk[1..].iter().all(|byte| *byte == 0));
     }
 }

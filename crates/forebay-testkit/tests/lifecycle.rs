@@ -1,4 +1,5 @@
 //! The life of handles and operations: waiting, cancelling, dropping, forking, taking turns.
+#![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -15,6 +15,9 @@ use crate::plan::{Block, Direction, Route, Span};
 /// seconds with the pauses that the worker makes.
 const ATTEMPTS_MAX: u32 = 1000;
 
+/// Writes of zero bytes before that counts as a failure: no kernel has a reason for even one.
+const ATTEMPTS_WITHOUT_PROGRESS_MAX: u32 = 10;
+
 /// A unit that the engine is busy with.
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -91,6 +94,7 @@ impl Flight {
             if self.transfer.command == Command::Read {
                 return Verdict::Failed(self.short_file());
             }
+            self.attempts += ATTEMPTS_MAX / ATTEMPTS_WITHOUT_PROGRESS_MAX;
             return self.again(Verdict::Retry, Errno::IO);
         }
         if route == Route::Buffered {
@@ -122,6 +126,11 @@ impl Flight {
     }
 
     fn again(&mut self, verdict: Verdict, code: Errno) -> Verdict {
+        if self.unit.operation.is_stopped() {
+            // Not the first error, so this is only heard after a cancel.
+            let error = Error::new(ErrorKind::Cancelled, "the operation was cancelled");
+            return Verdict::Failed(error);
+        }
         self.attempts += 1;
         if self.attempts < ATTEMPTS_MAX { verdict } else { Verdict::Failed(self.os_error(code)) }
     }

@@ -69,6 +69,8 @@ pub(crate) struct Worker {
     parked: VecDeque<Unit>,
     prefetch_in_flight: usize,
     completions: Vec<Completion>,
+    /// The kernel lacks resources: wait a moment before asking again.
+    pause: bool,
 }
 
 impl Worker {
@@ -95,6 +97,7 @@ impl Worker {
             parked: VecDeque::new(),
             prefetch_in_flight: 0,
             completions: Vec::new(),
+            pause: false,
         }
     }
 
@@ -337,6 +340,9 @@ impl Worker {
         }
         self.completions = completions;
         self.completions.clear();
+        if std::mem::take(&mut self.pause) {
+            std::thread::sleep(PAUSE);
+        }
         Ok(())
     }
 
@@ -349,9 +355,7 @@ impl Worker {
             }
             Verdict::Retry => {
                 add(&self.counters.retries, 1);
-                if flight.attempts > QUICK_ATTEMPTS {
-                    std::thread::sleep(PAUSE);
-                }
+                self.pause |= flight.attempts > QUICK_ATTEMPTS;
             }
             Verdict::Continue => add(&self.counters.short_transfers, 1),
             Verdict::NotUncached => {
