@@ -42,6 +42,7 @@ check: tools $(VENV)/.package $(VENV)/.check-requirements ## formats, lints, typ
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
 	cargo xtask tidy
+	$(BIN)/typos
 	$(BIN)/ruff check python tests
 	$(BIN)/ruff format --check python tests
 	$(BIN)/mypy
