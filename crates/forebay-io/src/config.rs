@@ -15,7 +15,7 @@ pub const BLOCK_BYTES_MAX: usize = 1 << 30;
 /// Deepest queue: io_uring's own limit on submission entries (`IORING_MAX_ENTRIES`).
 pub const QUEUE_DEPTH_MAX: usize = 32768;
 /// Most workers of one handle; each is a thread with an engine of its own.
-pub const PARALLELISM_MAX: usize = 256;
+pub const PARALLELISM_MAX: usize = 64;
 /// Least staging memory for a worker: two of the largest granules, each way once.
 const STAGING_BYTES_MIN: usize = 128 << 10;
 
@@ -139,7 +139,7 @@ impl Default for Options {
             durability: Durability::None,
             drop_behind: false,
             page_cache: true,
-            staging_bytes: 64 << 20,
+            staging_bytes: 8 << 20,
             throttle_bytes_per_second: None,
             pool: None,
         }

@@ -75,6 +75,11 @@ impl Unit {
         self.operation.complete(result).then(|| Arc::clone(&self.operation))
     }
 
+    /// Whether it goes through a staging block, as planned.
+    pub(crate) fn is_staged(&self) -> bool {
+        matches!(&self.work, Work::Move { block, .. } if block.route == Route::Staged)
+    }
+
     pub(crate) fn is_prefetch(&self) -> bool {
         self.operation.plan.priority == Priority::Prefetch
     }

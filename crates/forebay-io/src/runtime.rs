@@ -19,6 +19,9 @@ use crate::stats::Counters;
 use crate::tracker::Tracker;
 use crate::worker::{Worker, abandon};
 
+/// Largest staging block, in bytes: what was just copied, or is about to be, should still be in the
+/// processor's cache. Blocks of 256 KiB stored a third faster here than blocks of 1 MiB.
+const STAGED_BLOCK_BYTES_MAX: usize = 256 << 10;
 /// Granules that fit in a staging block at the least: a ragged load may touch two.
 const STAGED_GRANULES_MIN: usize = 2;
 /// Staging blocks per worker at the least, so that copies and transfers overlap.
@@ -172,7 +175,7 @@ fn staging_shape(options: &Options) -> (usize, usize) {
     let share = options.staging_bytes / options.parallelism;
     let most = share / STAGING_BLOCKS_MIN;
     let least = STAGED_GRANULES_MIN * GRANULE_BYTES_MAX;
-    let block = options.block_size.min(most).max(least);
+    let block = options.block_size.min(most).min(STAGED_BLOCK_BYTES_MAX).max(least);
     let block = block - block % GRANULE_BYTES_MAX;
     (block, (share / block).min(options.queue_depth).max(1))
 }

@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::Priority;
 use crate::engine::WakeEvent;
-use crate::operation::{Shared, Take, Unit, Work};
-use crate::plan::Route;
+use crate::operation::{Shared, Take, Unit};
 
 /// How a worker is reached from other threads.
 #[derive(Debug)]
@@ -167,11 +166,7 @@ fn take_in_turn(queue: &mut VecDeque<Arc<Shared>>, room: &mut Room, taken: &mut 
         match operation.take(room.staging_blocks > 0) {
             Take::Unit(unit) => {
                 room.transfers -= 1;
-                if let Work::Move { block, .. } = &unit.work
-                    && block.route == Route::Staged
-                {
-                    room.staging_blocks -= 1;
-                }
+                room.staging_blocks -= usize::from(unit.is_staged());
                 taken.units.push(unit);
                 queue.push_back(operation);
             }

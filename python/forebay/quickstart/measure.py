@@ -70,6 +70,7 @@ def measure(
             progress(f"{way.name}: store")
             _time(result.store, lambda way=way, path=path: way.store(path))  # type: ignore[misc]
             _make_cold(path)
+            way.clear()
             progress(f"{way.name}: load")
             loaded = _time(
                 result.load,

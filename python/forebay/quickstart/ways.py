@@ -33,6 +33,9 @@ class Way(Protocol):
 
     name: str
 
+    def clear(self) -> None:
+        """Wipe what an earlier load left in memory that the next one uses again."""
+
     def store(self, path: str) -> None:
         """Write all tensors to the drive."""
 
@@ -40,8 +43,8 @@ class Way(Protocol):
         """Read all tensors; return the bytes of each."""
 
 
-class Forebay:
-    """One operation for all tensors, each way; loads go into pinned memory."""
+class Forebay(Way):
+    """One operation for all tensors, each way; loads go into pinned memory that is used again."""
 
     name = "forebay"
 
@@ -49,7 +52,14 @@ class Forebay:
         self.handle = Handle()
         self._tensors = tensors
         sizes = (tensor.data.nbytes for tensor in tensors)
-        *self._offsets, self._size = itertools.accumulate(sizes, initial=0)
+        *self._offsets, size = itertools.accumulate(sizes, initial=0)
+        # The tensors lie in memory as they do in the file, so whole pages of it land in place.
+        self._block = self.handle.empty(size)
+        self.clear()
+
+    def clear(self) -> None:
+        """Wipe the block."""
+        self._block.fill(0)
 
     def store(self, path: str) -> None:
         """Write all tensors, one behind the other."""
@@ -59,20 +69,25 @@ class Forebay:
 
     def load(self, path: str) -> list[Bytes]:
         """Read all tensors at once."""
-        # The tensors lie in memory as they do in the file, so whole pages of it land in place.
-        block = self.handle.empty(self._size)
-        self.handle.load(block, path)
+        self.handle.load(self._block, path)
         return [
-            block[offset : offset + tensor.data.nbytes]
+            self._block[offset : offset + tensor.data.nbytes]
             for offset, tensor in zip(self._offsets, self._tensors, strict=True)
         ]
 
 
-class _Python:
-    name = "open().write/read"
+class _Python(Way):
+    """Loads into memory that is used again, too; the other ways make their own each time."""
+
+    name = "open().write/readinto"
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
+        self._arrays = [tensor.data.copy() for tensor in tensors]
+
+    def clear(self) -> None:
+        for array in self._arrays:
+            array.fill(0)
 
     def store(self, path: str) -> None:
         with open(path, "wb") as file:
@@ -81,14 +96,15 @@ class _Python:
             os.fsync(file.fileno())
 
     def load(self, path: str) -> list[Bytes]:
-        import numpy as np
-
         with open(path, "rb") as file:
-            sizes = (tensor.data.nbytes for tensor in self._tensors)
-            return [np.frombuffer(file.read(size), np.uint8) for size in sizes]
+            for array in self._arrays:
+                if file.readinto(array.data) != array.nbytes:
+                    message = f"{path} is shorter than the tensors"
+                    raise EOFError(message)
+        return self._arrays
 
 
-class _Numpy:
+class _Numpy(Way):
     name = "numpy tofile/fromfile"
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -109,7 +125,7 @@ class _Numpy:
             return [np.fromfile(file, np.uint8, size) for size in sizes]
 
 
-class _Torch:
+class _Torch(Way):
     name = "torch.save/load"
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -131,7 +147,7 @@ class _Torch:
         return [_bytes_of(state[name]) for name in self._names]
 
 
-class _Safetensors:
+class _Safetensors(Way):
     name = "safetensors"
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

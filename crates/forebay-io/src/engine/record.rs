@@ -25,10 +25,10 @@ pub struct RecordedTransfer {
     pub command: Command,
     /// The open file, as a number; it may have been closed and given to another since.
     pub descriptor: RawFd,
-    /// It named a registered file.
-    pub registered_file: bool,
-    /// It named registered memory.
-    pub registered_buffer: bool,
+    /// The slot of the registered file, if it named one.
+    pub file_slot: Option<u32>,
+    /// The slot of the registered memory, if it named one.
+    pub buffer_slot: Option<u16>,
     /// It went through the page cache.
     pub buffered: bool,
     /// It asked to leave nothing in the page cache.
@@ -47,8 +47,8 @@ impl From<&Transfer> for RecordedTransfer {
             token: transfer.token,
             command: transfer.command,
             descriptor: transfer.descriptor,
-            registered_file: transfer.file_slot.is_some(),
-            registered_buffer: transfer.buffer_slot.is_some(),
+            file_slot: transfer.file_slot,
+            buffer_slot: transfer.buffer_slot,
             buffered: transfer.buffered,
             uncached: transfer.uncached,
             offset: transfer.offset,

@@ -18,6 +18,7 @@
 
 #![expect(unsafe_code, reason = "submission entries and registrations that hold addresses")]
 
+mod entry;
 mod setup;
 mod slots;
 
@@ -25,16 +26,13 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode};
 
 use self::slots::Slots;
 use super::deadline::Deadline;
-use super::threads::{RWF_DONTCACHE, ThreadsEngine};
-use super::{
-    Capabilities, Command, Completion, Engine, EngineKind, EngineOptions, TRANSFER_BYTES_MAX,
-    Transfer,
-};
+use super::threads::ThreadsEngine;
+use super::{Capabilities, Command, Completion, Engine, EngineKind, EngineOptions, Transfer};
 use crate::error::{Error, Result};
 
 /// Slots for registered memory: 64 GiB in pieces of 64 MiB.
@@ -146,7 +144,7 @@ impl UringEngine {
         let Some(slot) = self.transfer_slots.take() else {
             return false;
         };
-        let entry = entry_of(transfer).user_data(slot.into());
+        let entry = entry::of(transfer).user_data(slot.into());
         // SAFETY: what the entry refers to stays valid until the completion (`Engine::submit`),
         // which drop waits for.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
@@ -504,35 +502,4 @@ impl Drop for UringEngine {
 
 fn broken(source: io::Error) -> Error {
     Error::from_io(source, "cannot enter the io_uring").engine(EngineKind::Uring.name())
-}
-
-/// The submission entry for a transfer, without its `user_data`.
-fn entry_of(transfer: &Transfer) -> squeue::Entry {
-    let &Transfer { descriptor, address, length, buffer_slot, .. } = transfer;
-    // A registered file is named by its slot in the same field, with a flag.
-    let fd = Fd(transfer.file_slot.map_or(descriptor, u32::cast_signed));
-    let bytes = u32::try_from(length.min(TRANSFER_BYTES_MAX)).unwrap_or(u32::MAX);
-    // -1 would be the file's own position; any other negative offset is EINVAL.
-    let offset = transfer.offset.min(1 << 63);
-    let flags = if transfer.uncached && transfer.buffered { RWF_DONTCACHE } else { 0 };
-    let entry = match (transfer.command, buffer_slot) {
-        (Command::Read, None) => {
-            opcode::Read::new(fd, address, bytes).offset(offset).rw_flags(flags).build()
-        }
-        (Command::Read, Some(slot)) => {
-            opcode::ReadFixed::new(fd, address, bytes, slot).offset(offset).rw_flags(flags).build()
-        }
-        (Command::Write, None) => {
-            opcode::Write::new(fd, address, bytes).offset(offset).rw_flags(flags).build()
-        }
-        (Command::Write, Some(slot)) => {
-            opcode::WriteFixed::new(fd, address, bytes, slot).offset(offset).rw_flags(flags).build()
-        }
-        (Command::Sync { data_only }, _) => {
-            let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
-            opcode::Fsync::new(fd).flags(flags).build()
-        }
-        (Command::Allocate, _) => opcode::Fallocate::new(fd, length as u64).offset(offset).build(),
-    };
-    if transfer.file_slot.is_some() { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
 }

@@ -37,6 +37,20 @@ const BIND_FILE_BYTES_MIN: u64 = 16 << 20;
 /// Of this many transfers in flight, one at least is kept for demand.
 const DEMAND_SHARE: usize = 4;
 
+/// Staged blocks taken at once: few, so that the workers of a handle share the copying.
+const STAGED_BATCH: usize = 2;
+
+/// What [`Worker::refill`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refilled {
+    /// No work.
+    Nothing,
+    /// Work, and there may be more for this worker at once.
+    InPart,
+    /// All the work there is or there is room for.
+    All,
+}
+
 /// See the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -103,27 +117,44 @@ impl Worker {
         loop {
             self.bindings.drop_gone_regions(self.engine.as_mut());
             let version = self.scheduler.version();
-            let room = self.room();
-            let Taken { units, finished } = self.scheduler.take(room);
-            let took_any = !(units.is_empty() && finished.is_empty());
-            for operation in finished {
-                operation.finish();
-            }
-            for unit in units {
-                self.start(unit);
-            }
-            self.submit()?;
+            let refilled = self.refill()?;
             if self.outstanding() == 0 {
-                if took_any {
+                if refilled != Refilled::Nothing {
                     continue;
                 }
                 if self.scheduler.is_stopping() && self.scheduler.is_empty() {
                     return Ok(());
                 }
             }
-            self.sleep(version)?;
-            self.handle_completions();
+            self.sleep(version, refilled)?;
+            self.handle_completions()?;
         }
+    }
+
+    /// Takes work and hands it to the engine. Each staged block goes out as soon as it is filled,
+    /// so that the drive works while the next one is copied.
+    fn refill(&mut self) -> Result<Refilled> {
+        let mut room = self.room();
+        let staging_free = room.staging_blocks;
+        room.staging_blocks = room.staging_blocks.min(STAGED_BATCH);
+        let Taken { units, finished } = self.scheduler.take(room);
+        let refilled = match units.iter().filter(|unit| unit.is_staged()).count() {
+            STAGED_BATCH if staging_free > STAGED_BATCH => Refilled::InPart,
+            _ if units.is_empty() && finished.is_empty() => Refilled::Nothing,
+            _ => Refilled::All,
+        };
+        for operation in finished {
+            operation.finish();
+        }
+        for unit in units {
+            let staged = unit.is_staged();
+            self.start(unit);
+            if staged {
+                self.submit()?;
+            }
+        }
+        self.submit()?;
+        Ok(refilled)
     }
 
     fn outstanding(&self) -> usize {
@@ -141,14 +172,15 @@ impl Worker {
     }
 
     /// Waits for completions, for work if there is room for it, or for a message.
-    fn sleep(&mut self, version: u64) -> Result<()> {
+    fn sleep(&mut self, version: u64, refilled: Refilled) -> Result<()> {
         let idle = self.engine.in_flight() == 0;
         if idle && !self.ready.is_empty() {
             std::thread::sleep(REFUSED_PAUSE);
             return Ok(());
         }
         self.port.waiting.store(self.room().transfers > 0, Ordering::SeqCst);
-        let timeout = if self.scheduler.version() == version { None } else { Some(Duration::ZERO) };
+        let work_is_left = refilled == Refilled::InPart || self.scheduler.version() != version;
+        let timeout = work_is_left.then_some(Duration::ZERO);
         let slept = if idle {
             self.port.wake.wait(timeout);
             Ok(())
@@ -288,7 +320,7 @@ impl Worker {
         unsafe { self.engine.submit(&self.ready) }
     }
 
-    fn handle_completions(&mut self) {
+    fn handle_completions(&mut self) -> Result<()> {
         let completions = std::mem::take(&mut self.completions);
         for completion in &completions {
             let Ok(token) = usize::try_from(completion.token) else {
@@ -297,10 +329,15 @@ impl Worker {
             let Some(flight) = self.flights.get_mut(token).and_then(Option::take) else {
                 continue;
             };
+            let staged = flight.staging.is_some();
             self.handle(token, flight, completion.result);
+            if staged {
+                self.refill()?;
+            }
         }
         self.completions = completions;
         self.completions.clear();
+        Ok(())
     }
 
     fn handle(&mut self, token: usize, mut flight: Flight, result: i64) {
