@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import descriptor_count, pattern
 
 import forebay
+from conftest import descriptor_count, pattern
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import pattern
 
 import forebay
+from conftest import pattern
 from forebay.errors import InvalidBufferError, MismatchError
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def test_read_and_write_return_zero(aio: forebay.aio_handle, path: Path) -> None
     assert np.array_equal(back, data)
 
 
-def test_concurrent_blocking_calls_return_one_each(
-    aio: forebay.aio_handle, tmp_path: Path
-) -> None:
+def test_concurrent_blocking_calls_return_one_each(aio: forebay.aio_handle, tmp_path: Path) -> None:
     counts: list[int] = []
 
     def work(number: int) -> None:
@@ -99,7 +97,7 @@ def test_the_word_async_can_be_given_by_name(aio: forebay.aio_handle, path: Path
     assert aio.pwrite(pattern(10), str(path), validate=False, **named) == 0
     assert aio.wait() == 1
     with pytest.raises(TypeError, match="asink"):
-        aio.pwrite(pattern(10), str(path), False, **{"asink": True})
+        aio.pwrite(pattern(10), str(path), False, asink=True)
 
 
 def test_a_write_without_an_offset_leaves_the_exact_size(

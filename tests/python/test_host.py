@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import run_python
 
 import forebay
+from conftest import run_python
 from forebay import _forebay
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import pattern
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import forebay
+from conftest import pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ROOT, need_root, pattern
 
+from conftest import ROOT, need_root, pattern
 from forebay._cli import main
 from forebay.quickstart import measure, tensors
 
@@ -124,7 +124,7 @@ def test_memory_is_not_a_drive(
 
 
 def test_a_drive_without_room_says_how_much_is_needed(
-    small_ext4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_ext4: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["quickstart", "--dir", str(small_ext4), "--size", "20M"]) == 3
     assert "are needed" in capsys.readouterr().err
@@ -158,7 +158,11 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         def store(self, path: str) -> None:
             Path(path).write_bytes(data[0].data.tobytes())
 
+        def clear(self) -> None:
+            pass
+
         def load(self, path: str) -> list[Any]:
+            assert Path(path).exists()
             copy = data[0].data.copy()
             copy[-1] ^= 1
             return [copy]
