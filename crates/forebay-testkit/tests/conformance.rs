@@ -5,9 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_io::engine::aio::AioEngine;
 use forebay_io::engine::record::RecordFactory;
 use forebay_io::engine::throttle::ThrottleFactory;
-use forebay_io::engine::{AutoFactory, EngineFactory, EngineKind};
+use forebay_io::engine::{AutoFactory, Engine, EngineFactory, EngineKind, EngineOptions};
+use forebay_io::error::Result;
 use forebay_testkit::conformance::{Outcome, Shape, run};
 use forebay_testkit::fault::{Cut, FaultFactory, FaultPlan, Scope, When};
 
@@ -39,6 +41,16 @@ fn over(kind: EngineKind, plan: FaultPlan) -> FaultFactory {
     FaultFactory::new(Arc::new(kind), plan)
 }
 
+/// Linux AIO as on kernels before 4.18.
+#[derive(Debug)]
+struct AioWithoutPolls;
+
+impl EngineFactory for AioWithoutPolls {
+    fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(AioEngine::without_polls(options)?))
+    }
+}
+
 /// A plan's faults of every survivable kind, over several seeds.
 fn check_faults(name: &str, kind: EngineKind) {
     for seed in 0..3 {
@@ -59,6 +71,7 @@ conforms!(uring_iopoll, &EngineKind::Uring, IOPOLL);
 conforms!(aio, &EngineKind::Aio);
 conforms!(aio_deep, &EngineKind::Aio, DEEP);
 conforms!(aio_single, &EngineKind::Aio, Shape { queue_depth: 4, ..SINGLE });
+conforms!(aio_without_polls, &AioWithoutPolls);
 conforms!(threads, &EngineKind::Threads);
 conforms!(threads_deep, &EngineKind::Threads, DEEP);
 conforms!(threads_single, &EngineKind::Threads, SINGLE);

@@ -86,7 +86,7 @@ impl AioEngine {
     /// `io_setup` or one of the other calls is refused, or not even four transfers have room; the
     /// text has cause and cure.
     pub fn new(options: &EngineOptions) -> Result<Self> {
-        let mut engine = Self::with_result_event(options)?;
+        let mut engine = Self::without_polls(options)?;
         let mut wake = Poll::new(options.wake.as_raw_fd());
         match wake.arm(&engine.context) {
             Ok(()) => {
@@ -100,8 +100,12 @@ impl AioEngine {
         Ok(engine)
     }
 
-    /// The engine as it is on kernels that have no `IOCB_CMD_POLL`.
-    fn with_result_event(options: &EngineOptions) -> Result<Self> {
+    /// The engine as it is on kernels that have no `IOCB_CMD_POLL`, for tests of that way of waiting.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn without_polls(options: &EngineOptions) -> Result<Self> {
         let (context, depth) = Context::new(options.queue_depth.max(1), POLL_COUNT)?;
         Ok(Self {
             context,

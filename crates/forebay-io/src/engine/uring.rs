@@ -266,10 +266,13 @@ impl UringEngine {
         self.arm_wake_poll();
         let bounded = Some(left.map_or(BOUNDED_SLEEP, |left| left.min(BOUNDED_SLEEP)));
         let armed = self.wake_poll == WakePoll::Armed;
-        if self.enter(if armed { left } else { bounded }, true)? == Entered::Short {
+        let entered = self.enter(if armed { left } else { bounded }, true)?;
+        if entered == Entered::Short {
             self.sleep_short(bounded)?;
         }
-        Ok(self.wake_poll != WakePoll::Armed && self.options.wake.consume())
+        // Otherwise the poll's completion tells.
+        let unpolled = !armed || entered == Entered::Short;
+        Ok(unpolled && self.options.wake.consume())
     }
 
     /// Sleeps when the kernel has no memory for what is in the submission queue.

@@ -9,6 +9,7 @@ mod ending;
 mod failing;
 mod moving;
 mod rig;
+mod stress;
 mod waiting;
 
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::path::Path;
 use forebay_io::engine::EngineFactory;
 
 use rig::Rig;
+pub use stress::stress;
 
 /// How the engines under test are built, beside the factory.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +87,7 @@ pub fn run(factory: &dyn EngineFactory, directory: &Path, shape: Shape) -> Outco
 
 /// Prints what was being checked if the check panics.
 struct Context<'a> {
-    case: &'static str,
+    case: &'a str,
     factory: &'a dyn EngineFactory,
     shape: Shape,
 }

@@ -28,6 +28,9 @@ pub(super) const ALIGNMENT: usize = 4096;
 /// How often a transfer is tried again before the suite takes it for stuck.
 const ATTEMPTS_MAX: usize = 1000;
 
+/// After so many ends at the same byte it is the end of the file.
+const STOPS_AT_END: usize = 3;
+
 /// How long the suite waits for something that happens in milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -53,10 +56,7 @@ impl Memory {
     /// Memory with these bytes.
     pub(super) fn holding(bytes: &[u8]) -> Rc<Self> {
         let memory = Self::filled(bytes.len(), 0);
-        // SAFETY: it is at least as long, fresh, and nobody else has it yet.
-        unsafe {
-            memory.address.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        };
+        memory.put(0, bytes);
         memory
     }
 
@@ -64,6 +64,14 @@ impl Memory {
     pub(super) fn bytes(&self) -> Vec<u8> {
         // SAFETY: all bytes were initialised, and the caller sees to it that none is written to.
         unsafe { std::slice::from_raw_parts(self.address, self.layout.size()) }.to_vec()
+    }
+
+    /// Puts bytes in at `index`. No transfer may be using them.
+    pub(super) fn put(&self, index: usize, bytes: &[u8]) {
+        assert!(index + bytes.len() <= self.layout.size());
+        let target = self.address(index);
+        // SAFETY: in bounds, and the caller sees to it that nobody else uses it.
+        unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     /// The address of the byte at `index`.
@@ -159,6 +167,8 @@ struct State {
     done: usize,
     /// The most bytes seen moved.
     reached: usize,
+    /// How often in a row a transfer ended at exactly `reached` bytes, short of the end.
+    stops: usize,
     attempts: usize,
 }
 
@@ -172,6 +182,7 @@ pub(super) struct Rig<'a> {
     pub(super) random: Random,
     directory: &'a Path,
     kept: Vec<Rc<Memory>>,
+    bound: Vec<Rc<Memory>>,
 }
 
 impl<'a> Rig<'a> {
@@ -190,7 +201,16 @@ impl<'a> Rig<'a> {
         };
         let engine = factory.build(&options)?;
         let random = Random::new(0x5eed);
-        Ok(Self { engine, factory, options, wake, random, directory, kept: Vec::new() })
+        Ok(Self {
+            engine,
+            factory,
+            options,
+            wake,
+            random,
+            directory,
+            kept: Vec::new(),
+            bound: Vec::new(),
+        })
     }
 
     /// A new file that holds `bytes`, open for reading and writing.
@@ -199,10 +219,6 @@ impl<'a> Rig<'a> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{}-{number}", std::process::id()));
         std::fs::write(&path, bytes).unwrap();
-        if direct {
-            // So that direct reads have something to read from the drive.
-            File::open(&path).unwrap().sync_all().unwrap();
-        }
         open(&path, direct)
     }
 
@@ -211,6 +227,17 @@ impl<'a> Rig<'a> {
         let mut bytes = vec![0; length];
         self.random.fill(&mut bytes);
         bytes
+    }
+
+    /// Keeps memory for longer than the engine lives.
+    pub(super) fn keep(&mut self, memory: &Rc<Memory>) {
+        self.bound.push(Rc::clone(memory));
+    }
+
+    /// Lets the memory of transfers go. None may be in flight.
+    pub(super) fn forget_memory(&mut self) {
+        assert_eq!(self.engine.in_flight(), 0);
+        self.kept.clear();
     }
 
     /// Submits one attempt as it is; `false` if the engine is full.
@@ -316,10 +343,16 @@ fn judge(job: &Job, state: &mut State, result: i64) -> Option<std::result::Resul
     }
     let end = state.done + moved;
     assert!(end <= job.length, "more bytes than asked for: {job:?}");
-    if end == job.length || moved == 0 || end <= state.reached {
+    if end == job.length || moved == 0 {
         return Some(Ok(end.max(state.reached)));
     }
-    state.reached = end;
+    // A direct transfer that ends between alignments is tried again from before there. At the end
+    // of a file it ends at the same byte each time, one that is cut short at another.
+    state.stops = if end == state.reached { state.stops + 1 } else { 1 };
+    if state.stops == STOPS_AT_END {
+        return Some(Ok(end));
+    }
+    state.reached = state.reached.max(end);
     // A direct transfer can only go on from where it is aligned.
     state.done = if job.buffered { end } else { end - end % ALIGNMENT };
     None

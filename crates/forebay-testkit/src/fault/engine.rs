@@ -118,21 +118,24 @@ impl FaultEngine {
     fn submit_one(&mut self, transfer: &Transfer) -> Result<bool> {
         let fault = self.shared.fault_for(transfer);
         let result = match fault {
-            Some(Fault::Error(code)) => Some(-i64::from(code)),
-            Some(Fault::Zero) => Some(0),
-            Some(Fault::Short(cut)) => match cut_length(transfer, cut, &self.shared) {
-                Some(length) if cut == Cut::Ragged && !transfer.buffered => {
-                    Some(move_ragged(transfer, length))
-                }
-                Some(length) => {
+            None => return self.pass_on(transfer, false),
+            Some(Fault::Error(code)) => -i64::from(code),
+            Some(Fault::Zero) => 0,
+            Some(Fault::Short(cut)) => {
+                let Some(length) = cut_length(transfer, cut, &self.shared) else {
+                    return self.pass_on(transfer, false);
+                };
+                if cut == Cut::Aligned || transfer.buffered {
                     return self.pass_on(&Transfer { length, ..*transfer }, true);
                 }
-                None => return self.pass_on(transfer, false),
-            },
-            None => return self.pass_on(transfer, false),
+                let Some(file) = reopen_buffered(transfer) else {
+                    return self.pass_on(transfer, false);
+                };
+                move_ragged(transfer, &file, length)
+            }
         };
         self.shared.count(transfer, true);
-        self.made_up.extend(result.map(|result| Completion { token: transfer.token, result }));
+        self.made_up.push(Completion { token: transfer.token, result });
         Ok(true)
     }
 
@@ -245,25 +248,36 @@ fn cut_length(transfer: &Transfer, cut: Cut, shared: &Shared) -> Option<usize> {
     (pieces > 0).then(|| unit * (1 + shared.progress().random.index(pieces)))
 }
 
-/// Moves the first `length` bytes of a direct transfer, which needn't be aligned, through the page
-/// cache: a direct descriptor would refuse them.
-fn move_ragged(transfer: &Transfer, length: usize) -> i64 {
+/// The file of a direct transfer, open for the page cache: a direct descriptor would refuse lengths
+/// that aren't aligned. `None` if the descriptor is of no use for the transfer anyway.
+fn reopen_buffered(transfer: &Transfer) -> Option<File> {
     let reads = transfer.command == Command::Read;
+    // SAFETY: it takes numbers only.
+    let flags = unsafe { libc::fcntl(transfer.descriptor, libc::F_GETFL) };
+    let refused = if reads { libc::O_WRONLY } else { libc::O_RDONLY };
+    if flags < 0 || flags & libc::O_ACCMODE == refused {
+        return None;
+    }
     let path = format!("/proc/self/fd/{}", transfer.descriptor);
-    let opened = OpenOptions::new().read(reads).write(!reads).open(path);
-    let moved = opened.and_then(|file: File| {
-        let (fd, address) = (file.as_raw_fd(), transfer.address.cast::<libc::c_void>());
-        let offset = libc::off_t::try_from(transfer.offset).unwrap_or(-1);
-        let moved = if reads {
-            // SAFETY: the memory is valid for the whole transfer (`Engine::submit`).
-            unsafe { libc::pread(fd, address, length, offset) }
-        } else {
-            // SAFETY: as above.
-            unsafe { libc::pwrite(fd, address, length, offset) }
-        };
-        if moved < 0 { Err(std::io::Error::last_os_error()) } else { Ok(moved as i64) }
-    });
-    moved.unwrap_or_else(|error| -i64::from(error.raw_os_error().unwrap_or(libc::EIO)))
+    OpenOptions::new().read(reads).write(!reads).open(path).ok()
+}
+
+/// Moves the first `length` bytes of a transfer by way of `file`.
+fn move_ragged(transfer: &Transfer, file: &File, length: usize) -> i64 {
+    let (fd, address) = (file.as_raw_fd(), transfer.address.cast::<libc::c_void>());
+    let offset = libc::off_t::try_from(transfer.offset).unwrap_or(-1);
+    let moved = if transfer.command == Command::Read {
+        // SAFETY: the memory is valid for the whole transfer (`Engine::submit`).
+        unsafe { libc::pread(fd, address, length, offset) }
+    } else {
+        // SAFETY: as above.
+        unsafe { libc::pwrite(fd, address, length, offset) }
+    };
+    if moved < 0 {
+        -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    } else {
+        moved as i64
+    }
 }
 
 /// Builds engines that carry one plan out together. Prints the plan if dropped by a failing test.
