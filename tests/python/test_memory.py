@@ -217,7 +217,8 @@ def test_the_gil_is_free_while_waiting_for_memory() -> None:
     ("text", "size"),
     [
         ("0", 0), ("4096", 4096), ("64k", 65536), ("1MiB", MIB), ("1M", MIB),
-        ("1.5m", 3 * MIB // 2), ("2KB", 2000), ("1 GiB", 1 << 30), ("1g", 1 << 30), ("3B", 3), ("1TiB", 1 << 40),
+        ("1.5m", 3 * MIB // 2), ("2KB", 2000), ("1 GiB", 1 << 30),
+        ("1g", 1 << 30), ("3B", 3), ("1TiB", 1 << 40),
     ],
 )  # fmt: skip
 def test_sizes_are_numbers_with_units(text: str, size: int) -> None:
