@@ -28,7 +28,14 @@ def failing_store(handle: forebay.Handle, path: Path) -> forebay.Operation:
 
 
 def slow_handle() -> forebay.Handle:
-    return forebay.Handle(throttle="8MiB", page_cache=False, block_size="64k")
+    """Return a handle that hands out few blocks at a time, and those slowly."""
+    return forebay.Handle(
+        throttle="8MiB",
+        page_cache=False,
+        block_size="64k",
+        queue_depth=2,
+        intra_op_parallelism=1,
+    )
 
 
 def test_waiting_with_nothing_pending_is_zero(handle: forebay.Handle) -> None:
@@ -149,7 +156,9 @@ def test_the_end_of_the_program_warns_of_unseen_failures(path: Path) -> None:
     done = run_python(
         f"""
         import os, forebay
-        handle = forebay.Handle(throttle="8MiB", page_cache=False, block_size="64k")
+        handle = forebay.Handle(
+            throttle="8MiB", page_cache=False, block_size="64k", queue_depth=2
+        )
         operation = handle.load_async(bytearray(4 << 20), {str(path)!r})
         os.truncate({str(path)!r}, 0)
         """
