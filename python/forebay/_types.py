@@ -31,6 +31,7 @@ class Stats(TypedDict):
     staging_bytes: int
     fallbacks: dict[str, int]
 
+
 class PoolStats(TypedDict):
     """What a pool holds, and why memory isn't locked if it isn't."""
 
@@ -42,6 +43,7 @@ class PoolStats(TypedDict):
     buffers: int
     regions: int
     lock_refused: str | None
+
 
 class FileFacts(TypedDict):
     """How a file can be read and written: direct or not and why, alignments, size."""

@@ -79,7 +79,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture
 def small_ext4(tmp_path: Path, mount: Callable[..., Path]) -> Path:
-    """An ext4 of 8 MiB on a loop device."""
+    """Mount an ext4 of 8 MiB on a loop device."""
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("mkfs.ext4 is not installed")
     image = tmp_path / "drive.img"
@@ -91,7 +91,7 @@ def small_ext4(tmp_path: Path, mount: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def deny_syscalls() -> str:
-    """The test kit's launcher that refuses system calls."""
+    """Find the test kit's launcher that refuses system calls."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     for profile in ("debug", "release"):
         program = target / profile / "deny-syscalls"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import pattern
 
 import forebay
+from conftest import pattern
 from forebay.errors import InvalidBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 class Exporter:
     """An array that has nothing but DLPack."""
 
-    def __init__(self, array: Any, *, legacy: bool = False, device: tuple[int, int] = (1, 0)):
+    def __init__(
+        self, array: Any, *, legacy: bool = False, device: tuple[int, int] = (1, 0)
+    ) -> None:
         self._array, self._legacy, self._device = array, legacy, device
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -116,15 +118,15 @@ def test_read_only_buffers_are_sources_but_not_destinations(
 def test_arrays_that_are_not_contiguous_are_refused_with_what_to_do(
     handle: forebay.Handle, path: Path, array: Any
 ) -> None:
-    with pytest.raises(ValueError, match="contiguous|copy it"):
+    with pytest.raises(ValueError, match=r"contiguous|copy it"):
         handle.store(array, path)
     assert not path.exists()
 
 
 def test_arrays_of_objects_are_refused(handle: forebay.Handle, path: Path) -> None:
-    for array in (np.zeros(3, object), np.zeros(3, [("a", "i4"), ("b", object)])):
+    for objects in (np.zeros(3, object), np.zeros(3, [("a", "i4"), ("b", object)])):
         with pytest.raises(InvalidBufferError, match="plain bytes"):
-            handle.store(array, path)
+            handle.store(objects, path)
 
 
 def test_what_has_no_memory_is_a_type_error(handle: forebay.Handle, path: Path) -> None:
@@ -135,7 +137,9 @@ def test_what_has_no_memory_is_a_type_error(handle: forebay.Handle, path: Path) 
 
 def test_device_memory_is_refused_by_name(handle: forebay.Handle, path: Path) -> None:
     class OnDevice:
-        __cuda_array_interface__: Any = {"shape": (1,), "typestr": "<f4", "data": (8, False)}
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {"shape": (1,), "typestr": "<f4", "data": (8, False)}
 
     with pytest.raises(UnsupportedBufferError, match="CUDA"):
         handle.store(OnDevice(), path)
@@ -143,9 +147,7 @@ def test_device_memory_is_refused_by_name(handle: forebay.Handle, path: Path) ->
         handle.store(Exporter(np.zeros(3), device=(2, 0)), path)
 
 
-def test_a_dlpack_tensor_is_let_go_after_its_operation(
-    handle: forebay.Handle, path: Path
-) -> None:
+def test_a_dlpack_tensor_is_let_go_after_its_operation(handle: forebay.Handle, path: Path) -> None:
     class Tracked(np.ndarray):
         pass
 
@@ -161,9 +163,7 @@ def test_a_dlpack_tensor_is_let_go_after_its_operation(
 
 
 @pytest.mark.parametrize("given", ["str", "bytes", "path", "descriptor", "file"])
-def test_files_are_named_in_every_usual_way(
-    handle: forebay.Handle, path: Path, given: str
-) -> None:
+def test_files_are_named_in_every_usual_way(handle: forebay.Handle, path: Path, given: str) -> None:
     data = pattern(5000)
     with path.open("w+b") as file:
         target = {
@@ -180,9 +180,7 @@ def test_files_are_named_in_every_usual_way(
     assert np.array_equal(back, data)
 
 
-def test_what_python_has_buffered_of_a_file_comes_first(
-    handle: forebay.Handle, path: Path
-) -> None:
+def test_what_python_has_buffered_of_a_file_comes_first(handle: forebay.Handle, path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"header")
         handle.store(b"body", file, offset=6)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import pattern
 
 import forebay
+from conftest import pattern
 from forebay import errors
 
 if TYPE_CHECKING:
@@ -33,11 +33,9 @@ def assert_usable(handle: forebay.Handle, path: Path) -> None:
 def test_a_missing_file_is_a_file_not_found_error(
     handle: forebay.Handle, path: Path, asynchronous: bool
 ) -> None:
+    load = handle.load_async if asynchronous else handle.load
     with pytest.raises(FileNotFoundError) as caught:
-        if asynchronous:
-            handle.load_async(bytearray(4), path).wait()
-        else:
-            handle.load(bytearray(4), path)
+        load(bytearray(4), path)
     error = caught.value
     assert isinstance(error, errors.FileMissingError)
     assert isinstance(error, forebay.ForebayError)
@@ -177,7 +175,9 @@ ALL = [
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
 def test_errors_can_be_pickled_and_copied(kind: type[forebay.ForebayError], again: Any) -> None:
     error = kind("it failed", errno.ENOSPC, "/x", 4096, 8192, 100, "uring", "store")
     twin = again(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import pattern
 
 import forebay
+from conftest import pattern
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,9 +62,7 @@ def test_every_engine_writes_the_same_bytes(path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("shift", [1, 64, 511])
-def test_a_view_at_a_byte_shift_is_exact(
-    handle: forebay.Handle, path: Path, shift: int
-) -> None:
+def test_a_view_at_a_byte_shift_is_exact(handle: forebay.Handle, path: Path, shift: int) -> None:
     storage = pattern(MIB + 4096)
     view = storage[shift : shift + MIB + 100]
     handle.store(view, path)
@@ -77,14 +76,26 @@ def test_a_view_at_a_byte_shift_is_exact(
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "int8", "float16", "float32", "float64", "complex64", "complex128", "<U3", "M8[ns]"]
-    + [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2],
+    [
+        "bool",
+        "int8",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "<U3",
+        "M8[ns]",
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e5m2,
+    ],
 )
 def test_every_numpy_type_keeps_every_bit(handle: forebay.Handle, path: Path, dtype: Any) -> None:
     dtype = np.dtype(dtype)
     count = 1003
     # Random bytes: NaNs with payloads, negative zeros, denormals.
-    raw = pattern(count * dtype.itemsize) & (1 if dtype == bool else 255)
+    raw = pattern(count * dtype.itemsize) & (1 if dtype.kind == "b" else 255)
     array = raw.view(dtype)
     handle.store(array, path)
     back = np.zeros(count, dtype)
@@ -101,9 +112,7 @@ def test_a_structured_array_keeps_its_fields(handle: forebay.Handle, path: Path)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7), (0, 5), (4, 1, 1)])
-def test_every_shape_is_exact(
-    handle: forebay.Handle, path: Path, shape: tuple[int, ...]
-) -> None:
+def test_every_shape_is_exact(handle: forebay.Handle, path: Path, shape: tuple[int, ...]) -> None:
     array = np.asarray(np.random.default_rng(1).standard_normal(shape, np.float32))
     handle.store(array, path)
     assert path.stat().st_size == array.nbytes
@@ -125,9 +134,7 @@ def test_a_write_at_an_offset_changes_those_bytes_and_no_others(
     assert np.array_equal(back, data)
 
 
-def test_a_write_at_an_offset_can_make_the_file_longer(
-    handle: forebay.Handle, path: Path
-) -> None:
+def test_a_write_at_an_offset_can_make_the_file_longer(handle: forebay.Handle, path: Path) -> None:
     path.write_bytes(b"head")
     handle.store(b"tail", path, offset=10_000)
     assert path.read_bytes() == b"head" + bytes(9_996) + b"tail"
@@ -183,6 +190,13 @@ def test_ten_thousand_small_tensors_are_one_operation(handle: forebay.Handle, pa
     assert path.read_bytes() == data.tobytes()
 
 
+def test_no_items_are_done_at_once(handle: forebay.Handle) -> None:
+    handle.store_many([])
+    handle.load_many([])
+    handle.load_many_async([]).wait()
+    assert handle.wait() == 1
+
+
 def test_items_that_could_mean_two_things_are_refused(handle: forebay.Handle, path: Path) -> None:
     with pytest.raises(ValueError, match="same file"):
         handle.store_many([(b"a", path), (b"b", path)])
@@ -195,7 +209,7 @@ def test_workers_that_share_ragged_ends_lose_no_bytes(path: Path) -> None:
     data = pattern(3_000_017)
     cuts = [0, 1, 777, 4097, 100_001, 1_000_003, 2_999_999, data.nbytes]
     with forebay.Handle(intra_op_parallelism=4) as handle:
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             handle.store_async(data[begin:end], path, offset=begin)
         assert handle.wait() == len(cuts) - 1
     assert path.read_bytes() == data.tobytes()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import descriptor_count, pattern, run_python
 
 import forebay
+from conftest import descriptor_count, pattern, run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,14 @@ def failing_store(handle: forebay.Handle, path: Path) -> forebay.Operation:
 
 
 def slow_handle() -> forebay.Handle:
-    return forebay.Handle(throttle="8MiB", page_cache=False, block_size="64k")
+    """Return a handle that hands out few blocks at a time, and those slowly."""
+    return forebay.Handle(
+        throttle="8MiB",
+        page_cache=False,
+        block_size="64k",
+        queue_depth=2,
+        intra_op_parallelism=1,
+    )
 
 
 def test_waiting_with_nothing_pending_is_zero(handle: forebay.Handle) -> None:
@@ -96,9 +103,10 @@ def test_a_failure_that_nobody_waited_for_is_raised_by_close(path: Path) -> None
 def test_a_failure_that_nobody_waited_for_is_warned_of_when_dropped(path: Path) -> None:
     handle = slow_handle()
     failing_store(handle, path)
+    holder = [handle]
+    del handle
     with pytest.warns(forebay.ForebayWarning, match="nobody waited"):
-        del handle
-        gc.collect()
+        holder.clear()
 
 
 def test_a_failure_is_raised_once_by_wait_and_not_again_by_close(path: Path) -> None:
@@ -120,13 +128,13 @@ def test_a_failure_that_somebody_heard_of_is_not_raised_again(path: Path) -> Non
 
 
 def test_an_exception_in_the_block_is_what_comes_out(path: Path) -> None:
-    with (
-        pytest.warns(forebay.ForebayWarning),
-        pytest.raises(ZeroDivisionError),
-        slow_handle() as handle,
-    ):
-        failing_store(handle, path)
-        raise ZeroDivisionError
+    def work() -> None:
+        with slow_handle() as handle:
+            failing_store(handle, path)
+            raise ZeroDivisionError
+
+    with pytest.warns(forebay.ForebayWarning), pytest.raises(ZeroDivisionError):
+        work()
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "import sys; sys.exit(0)"])
@@ -148,7 +156,9 @@ def test_the_end_of_the_program_warns_of_unseen_failures(path: Path) -> None:
     done = run_python(
         f"""
         import os, forebay
-        handle = forebay.Handle(throttle="8MiB", page_cache=False, block_size="64k")
+        handle = forebay.Handle(
+            throttle="8MiB", page_cache=False, block_size="64k", queue_depth=2
+        )
         operation = handle.load_async(bytearray(4 << 20), {str(path)!r})
         os.truncate({str(path)!r}, 0)
         """
@@ -279,8 +289,14 @@ def test_an_operation_of_the_parent_is_refused_in_the_child(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wait",
-    ["handle.load(target, path)", "operation().wait()", "operation(); handle.wait()"]
-    + ["operation(); handle.close()", "aio.sync_pread(target, path)"],
+    [
+        "handle.load(target, path)",
+        "handle.load(bytearray(99999), path)",
+        "operation().wait()",
+        "operation(); handle.wait()",
+        "operation(); handle.close()",
+        "aio.sync_pread(target, path)",
+    ],
 )
 def test_control_c_ends_a_long_wait(path: Path, wait: str) -> None:
     path.write_bytes(pattern(8 * MIB).tobytes())

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import need_root, pattern, run_python
 
 import forebay
+from conftest import need_root, pattern, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,9 +49,7 @@ def test_a_full_tmpfs_is_enospc_with_path_offset_and_bytes(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_full_drive_is_enospc_and_the_next_operation_works(
-    small_ext4: Path, engine: str
-) -> None:
+def test_a_full_drive_is_enospc_and_the_next_operation_works(small_ext4: Path, engine: str) -> None:
     path = small_ext4 / "w"
     with handle_for(engine) as handle:
         with pytest.raises(OSError, match="No space left") as caught:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import pattern
 
 import forebay
+from conftest import pattern
 from forebay.errors import InvalidBufferError
 
 torch: Any = pytest.importorskip("torch", exc_type=(ImportError, OSError, ValueError))
@@ -93,8 +93,17 @@ def freed() -> Any:
         (lambda: torch.zeros(8, dtype=torch.complex64).conj().imag, r"resolve_neg|contiguous"),
         (freed, "memory of its own|resized"),
     ],
-    ids=["column", "transposed", "expanded", "channels last", "sparse", "meta", "conj", "neg"]
-    + ["freed"],
+    ids=[
+        "column",
+        "transposed",
+        "expanded",
+        "channels last",
+        "sparse",
+        "meta",
+        "conj",
+        "neg",
+        "freed",
+    ],
 )
 def test_tensors_whose_bytes_are_not_their_values_are_refused(
     handle: forebay.Handle, path: Path, make: Any, advice: str

@@ -257,20 +257,26 @@ impl Handle {
     /// As for [`Self::submit`].
     #[expect(unsafe_code, reason = "the request names memory by address")]
     pub unsafe fn run(&self, request: Request) -> Result<()> {
-        if self.load_quickly(&request)? {
+        // SAFETY: the caller's promise is passed on.
+        if unsafe { self.load_quickly(&request) }? {
             return Ok(());
         }
         // SAFETY: the caller's promise is passed on.
         unsafe { self.submit(request) }?.wait()
     }
 
-    /// Tries to load from the page cache without a worker; `false` if it takes one.
+    /// Tries to load from the page cache without a worker, which never waits for a drive; `false`
+    /// if it takes one: [`Self::submit`] is next then.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Closed`] after [`Self::close`]; everything else is left to the long way.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::submit`], until it returns.
     #[expect(unsafe_code, reason = "the request names memory by address")]
-    fn load_quickly(&self, request: &Request) -> Result<bool> {
+    pub unsafe fn load_quickly(&self, request: &Request) -> Result<bool> {
         let ([Target::Path(path)], [part]) = (&request.files[..], &request.parts[..]) else {
             return Ok(false);
         };

@@ -252,10 +252,11 @@ impl Shared {
         }
     }
 
-    /// About how many blocks there are, for deciding how many workers to wake.
+    /// About how many blocks there are, for deciding how many workers to wake; at least one, to
+    /// finish an operation that has nothing to move.
     pub(crate) fn block_count(&self) -> usize {
         let whole = self.bytes_total / self.plan.block_bytes.max(1) as u64;
-        usize::try_from(whole).unwrap_or(usize::MAX).max(self.plan.parts.len())
+        usize::try_from(whole).unwrap_or(usize::MAX).max(self.plan.parts.len()).max(1)
     }
 
     /// Gives out the next unit of work.

@@ -9,10 +9,6 @@ use crate::error::{OrRaise, exception};
 use crate::operation::Operation;
 use crate::pool::Pool;
 
-/// Longest transfer, in bytes, that is run without looking at signals: it takes the core's quick
-/// way for cached bytes, and ends in milliseconds on any other.
-const UNINTERRUPTED_BYTES_MAX: usize = 128 << 10;
-
 /// A handle of the core.
 #[pyclass(frozen, module = "forebay._forebay")]
 #[derive(Debug)]
@@ -55,9 +51,7 @@ impl Handle {
         durability: Option<&str>,
     ) -> PyResult<()> {
         let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
-        if job.byte_count() <= UNINTERRUPTED_BYTES_MAX {
-            let kept = py.detach(|| job.run(&self.0)).or_raise(py)?;
-            drop(kept);
+        if py.detach(|| job.run_quickly(&self.0)).or_raise(py)? {
             return Ok(());
         }
         let operation = py.detach(|| job.submit(&self.0)).or_raise(py)?;

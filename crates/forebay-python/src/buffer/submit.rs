@@ -22,6 +22,9 @@ pub(crate) struct Job {
 // thread may read and write; Python objects may be sent between threads.
 unsafe impl Send for Job {}
 
+// SAFETY: as above; nothing is changed through a shared reference.
+unsafe impl Sync for Job {}
+
 /// What holds of a whole request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
@@ -64,15 +67,10 @@ impl Job {
         unsafe { handle.submit(request) }
     }
 
-    /// Runs it to its end.
-    pub(crate) fn run(self, handle: &forebay_io::Handle) -> forebay_io::Result<Vec<Py<PyAny>>> {
-        // SAFETY: `keep` lives in this frame, and `run` returns after the last completion.
-        unsafe { handle.run(self.request) }.map(|()| self.keep)
-    }
-
-    /// Bytes to move.
-    pub(crate) fn byte_count(&self) -> usize {
-        self.request.parts.iter().fold(0, |sum, part| sum.saturating_add(part.length))
+    /// Does it at once if it is a short load from the page cache; `false` if it isn't.
+    pub(crate) fn run_quickly(&self, handle: &forebay_io::Handle) -> forebay_io::Result<bool> {
+        // SAFETY: the memory is valid while `keep` lives, which `self` holds.
+        unsafe { handle.load_quickly(&self.request) }
     }
 }
 

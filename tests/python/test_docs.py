@@ -1,0 +1,31 @@
+"""The examples in the docstrings are run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import forebay
+
+MODULES = [
+    "forebay",
+    *(
+        module.name
+        for module in pkgutil.walk_packages(forebay.__path__, "forebay.")
+        if not module.name.endswith((".torch", ".__main__", "._forebay"))
+    ),
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_hold(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_there_are_examples() -> None:
+    finder = doctest.DocTestFinder()
+    modules = map(importlib.import_module, MODULES)
+    assert sum(len(test.examples) for module in modules for test in finder.find(module)) > 15

@@ -1,0 +1,231 @@
+"""Pinned memory: exact sizes, budgets, the life of arrays, limits of the host."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import forebay
+from conftest import need_root, pattern, run_python
+from forebay._arguments import parse_size
+from forebay.errors import InvalidInputError, OutOfMemoryError, UnsupportedError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numpy_type"),
+    [
+        ("uint8", np.uint8),
+        ("float32", np.float32),
+        (np.dtype("complex64"), np.complex64),
+        (np.int16, np.int16),
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), 5, (0,), (3, 5, 7), [2, 0], np.int64(4)])
+def test_arrays_have_the_shape_and_type_asked_for(
+    handle: forebay.Handle, dtype: Any, numpy_type: Any, shape: Any
+) -> None:
+    array = handle.empty(shape, dtype)
+    assert array.dtype == np.dtype(numpy_type)
+    assert array.shape == np.empty(shape).shape
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+
+
+def test_arrays_begin_at_a_page(handle: forebay.Handle) -> None:
+    for length in (1, 5000, MIB + 1):
+        assert handle.empty(length).ctypes.data % 4096 == 0
+
+
+def test_arrays_move_straight_between_drive_and_memory(path: Path) -> None:
+    with forebay.Handle(page_cache=False) as handle:
+        if not forebay.file_facts(path.parent)["direct"]:
+            pytest.skip("no direct I/O here")
+        array = handle.empty(4 * MIB)
+        array[:] = pattern(4 * MIB)
+        handle.store(array, path)
+        back = handle.empty(4 * MIB)
+        handle.load(back, path)
+        assert np.array_equal(back, array)
+        stats = handle.stats()
+        assert stats["bytes_direct"] == 8 * MIB
+        assert stats["bytes_staged"] == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"),
+    [("float33", InvalidInputError), (object, InvalidInputError), ("O", InvalidInputError)],
+)
+def test_what_is_no_type_is_refused(handle: forebay.Handle, dtype: Any, error: Any) -> None:
+    with pytest.raises(error):
+        handle.empty(1, dtype)
+
+
+def test_a_type_that_numpy_lacks_says_what_to_install(
+    handle: forebay.Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(UnsupportedError, match="ml_dtypes"):
+        handle.empty(1, "int33")
+
+
+def test_what_is_no_shape_or_library_is_refused(handle: forebay.Handle) -> None:
+    with pytest.raises(InvalidInputError):
+        handle.empty(-1)
+    with pytest.raises(InvalidInputError):
+        handle.empty(1, like="jax")
+
+
+def test_a_pool_costs_what_was_asked_for_and_no_power_of_two() -> None:
+    pool = forebay.Pool()
+    arrays = [pool.empty(5 * MIB + 1) for _ in range(3)]
+    stats = pool.stats()
+    assert stats["used_bytes"] == 3 * (5 * MIB + 1)
+    assert stats["mapped_bytes"] < 3 * 6 * MIB + 2 * MIB
+    del arrays
+    gc.collect()
+    assert pool.stats()["used_bytes"] == 0
+    assert pool.stats()["mapped_bytes"] <= 2 * MIB
+
+
+def test_memory_lives_as_long_as_any_view() -> None:
+    pool = forebay.Pool()
+    array = pool.empty((1000, 1000), "float32")
+    array[:] = 7
+    view = array[500:501, ::2].T
+    del array, pool
+    gc.collect()
+    assert (view == 7).all()
+
+
+def test_an_array_outlives_its_handle(path: Path) -> None:
+    with forebay.Handle() as handle:
+        array = handle.empty(10_000)
+        handle.store(np.full(10_000, 3, np.uint8), path)
+        handle.load(array, path)
+    del handle
+    gc.collect()
+    assert (array == 3).all()
+
+
+def test_a_budget_holds_and_says_the_numbers() -> None:
+    pool = forebay.Pool(budget="8MiB")
+    array = pool.empty(6 * MIB)
+    with pytest.raises(OutOfMemoryError, match=str(8 * MIB)):
+        pool.empty(4 * MIB)
+    with pytest.raises(MemoryError):
+        pool.empty(9 * MIB)
+    del array
+    assert pool.empty(8 * MIB).nbytes == 8 * MIB
+
+
+def test_a_full_pool_can_be_waited_for() -> None:
+    pool = forebay.Pool(budget="8MiB")
+    held = [pool.empty(8 * MIB)]
+    with pytest.raises(WaitTimeoutError):
+        pool.empty(MIB, timeout=0.15)
+    threading.Timer(0.2, held.clear).start()
+    assert pool.empty(8 * MIB, timeout=None).nbytes == 8 * MIB
+
+
+def test_more_than_the_machine_has_is_refused_at_once() -> None:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        total = int(file.readline().split()[1]) << 10
+    with pytest.raises(OutOfMemoryError, match=r"\d{9}"):
+        forebay.empty(2 * total)
+    with pytest.raises(OutOfMemoryError):
+        forebay.Pool().empty((1 << 40, 1 << 10))
+
+
+def test_a_handle_can_have_a_pool_of_its_own() -> None:
+    pool = forebay.Pool(budget="4MiB")
+    with forebay.Handle(pool=pool, staging_bytes="1MiB") as handle:
+        array = handle.empty(MIB)
+        assert pool.stats()["used_bytes"] >= array.nbytes
+        with pytest.raises(OutOfMemoryError):
+            handle.empty(5 * MIB)
+
+
+def test_unlocked_pools_lock_nothing() -> None:
+    pool = forebay.Pool(lock=False)
+    array = pool.empty(4 * MIB)
+    array[:] = 1
+    assert pool.stats()["locked_bytes"] == 0
+
+
+def test_a_lock_limit_is_a_flag_and_not_an_end(path: Path) -> None:
+    need_root()
+    limit = ["prlimit", "--memlock=65536:65536"]
+    wrapper = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", *limit]
+    done = run_python(
+        f"""
+        import forebay
+        handle = forebay.Handle()
+        array = handle.empty(4 << 20)
+        array[:] = 5
+        handle.store(array, {str(path)!r})
+        back = handle.empty(4 << 20)
+        handle.load(back, {str(path)!r})
+        assert (back == 5).all()
+        handle.close()
+        stats = forebay.Pool._over(forebay._forebay.Pool.shared()).stats()
+        print(stats["locked_bytes"], stats["lock_refused"])
+        """,
+        *wrapper,
+    )
+    locked, reason = done.stdout.split(" ", 1)
+    assert int(locked) <= 65536
+    assert "memlock" in reason.lower()
+
+
+def test_the_gil_is_free_while_waiting_for_memory() -> None:
+    pool = forebay.Pool(budget="2MiB")
+    held = pool.empty(2 * MIB)
+    failed = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(WaitTimeoutError):
+            pool.empty(2 * MIB, timeout=0.2)
+        failed.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    turns = 0
+    while not failed.is_set():
+        turns += 1
+        time.sleep(0.001)
+    thread.join()
+    assert held.nbytes == 2 * MIB
+    assert turns > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0), ("4096", 4096), ("64k", 65536), ("1MiB", MIB), ("1M", MIB),
+        ("1.5m", 3 * MIB // 2), ("2KB", 2000), ("1 GiB", 1 << 30),
+        ("1g", 1 << 30), ("3B", 3), ("1TiB", 1 << 40),
+    ],
+)  # fmt: skip
+def test_sizes_are_numbers_with_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "1 parsec", "-1", "1MiBs", "1e3", "٣"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        parse_size(text)

@@ -1,0 +1,172 @@
+"""The main job: real tensors, every byte, clear answers where it can't be done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import ROOT, need_root, pattern
+from forebay._cli import main
+from forebay.quickstart import measure, tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def write_safetensors(path: Path, count: int = 3) -> Path:
+    header: dict[str, Any] = {"__metadata__": {"made": "here"}}
+    data = b""
+    for index in range(count):
+        raw = pattern(4 * 1001, index).tobytes()
+        entry = {"dtype": "F32", "shape": [7, 143], "data_offsets": [len(data), len(data) + 4004]}
+        header[f"layer.{index}"] = entry
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forebay", "quickstart", *map(str, arguments)]
+    paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ}
+    if not any(Path(entry, "forebay").exists() for entry in sys.path):
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, env=environment
+    )
+
+
+def test_files_are_stored_and_loaded_by_each_way(tmp_path: Path) -> None:
+    model = write_safetensors(tmp_path / "model.safetensors")
+    done = run(model, "--dir", tmp_path, "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for words in ("3 tensors", "engine", "direct I/O", "every byte compared", "open().write"):
+        assert words in done.stdout
+    assert sorted(os.listdir(tmp_path)) == ["forebay-quickstart.svg", "model.safetensors"]
+    assert ET.parse(tmp_path / "forebay-quickstart.svg").getroot().tag.endswith("svg")
+
+
+def test_without_files_a_state_dict_is_made_up(tmp_path: Path) -> None:
+    done = run("--dir", tmp_path, "--size", "20M", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert "× as fast" in done.stdout
+    assert os.listdir(tmp_path) == ["forebay-quickstart.svg"]
+
+
+def test_the_made_up_state_dict_has_the_shapes_of_a_gpt2_medium() -> None:
+    found = {tensor.name: tensor.shape for tensor in tensors._gpt2_medium(30 << 20)}
+    assert found["h.0.attn.c_attn.weight"] == (1024, 3072)
+    assert found["wpe.weight"] == (1024, 1024)
+    total = sum(tensor.data.nbytes for tensor in tensors._gpt2_medium(30 << 20))
+    assert 29 << 20 < total <= 30 << 20
+
+
+def test_a_missing_file_is_wrong_use(tmp_path: Path) -> None:
+    done = run(tmp_path / "none.safetensors", "--dir", tmp_path)
+    assert done.returncode == 2
+    assert "none.safetensors: No such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        b"\xff" * 64,
+        (2).to_bytes(8, "little") + b"[]",
+        (9).to_bytes(8, "little") + b'{"a": 17}',
+        (5).to_bytes(8, "little") + b"{nope",
+        (67).to_bytes(8, "little")
+        + b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16000000]}}',
+        (61).to_bytes(8, "little")
+        + b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 4]}}'
+        + b"1234",
+    ],
+)
+def test_what_is_no_safetensors_file_is_wrong_use(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    assert main(["quickstart", str(path), "--dir", str(tmp_path)]) == 2
+    assert "is not a safetensors file" in capsys.readouterr().err
+
+
+def test_a_size_that_is_none_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["quickstart", "--size", "much"])
+    assert caught.value.code == 2
+    assert "much" in capsys.readouterr().err
+
+
+def test_a_missing_directory_has_its_own_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quickstart", "--dir", str(tmp_path / "none")]) == 3
+    assert "is not a directory" in capsys.readouterr().err
+
+
+def test_memory_is_not_a_drive(
+    mount: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = mount("-t", "tmpfs", "-o", "size=64k", "none")
+    assert main(["quickstart", "--dir", str(directory)]) == 3
+    assert "tmpfs" in capsys.readouterr().err
+
+
+def test_a_drive_without_room_says_how_much_is_needed(
+    small_ext4: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quickstart", "--dir", str(small_ext4), "--size", "20M"]) == 3
+    assert "are needed" in capsys.readouterr().err
+
+
+def test_a_drive_that_fills_up_on_the_way_is_said_to_be_full(
+    small_ext4: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("forebay.quickstart.main._check_space", lambda *_: None)
+    arguments = ["quickstart", "--dir", str(small_ext4), "--size", "20M", "--repeats", "1"]
+    assert main(arguments) == 3
+    assert "is full" in capsys.readouterr().err
+    assert set(os.listdir(small_ext4)) <= {"lost+found"}
+
+
+def test_a_read_only_directory_is_said_to_be_so(
+    small_ext4: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_root()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_ext4)], check=True)
+    assert main(["quickstart", "--dir", str(small_ext4)]) == 3
+    assert "cannot write in" in capsys.readouterr().err
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    from forebay.quickstart.problem import Problem
+
+    class Broken:
+        name = "broken"
+
+        def store(self, path: str) -> None:
+            Path(path).write_bytes(data[0].data.tobytes())
+
+        def clear(self) -> None:
+            pass
+
+        def load(self, path: str) -> list[Any]:
+            assert Path(path).exists()
+            copy = data[0].data.copy()
+            copy[-1] ^= 1
+            return [copy]
+
+    data = [tensors.Tensor("layer", "U8", (5000,), pattern(5000))]
+    with pytest.raises(Problem, match="layer"):
+        measure.measure([Broken()], data, str(tmp_path), 1, lambda _: None)
