@@ -156,7 +156,7 @@ impl Options {
         const _: () = assert!(BLOCK_BYTES_MAX <= TRANSFER_BYTES_MAX);
         within("block_size", self.block_size, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)?;
         within("queue_depth", self.queue_depth, 1, QUEUE_DEPTH_MAX)?;
-        within("parallelism", self.parallelism, 1, PARALLELISM_MAX)?;
+        within("intra_op_parallelism", self.parallelism, 1, PARALLELISM_MAX)?;
         let staging_min = STAGING_BYTES_MIN * self.parallelism;
         within("staging_bytes", self.staging_bytes, staging_min, usize::MAX)?;
         if self.throttle_bytes_per_second == Some(0) {

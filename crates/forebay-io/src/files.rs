@@ -1,13 +1,13 @@
 //! Opening files for transfers: direct or not, alignment, sizes, preallocation, leftovers.
 //!
-//! A [`TensorFile`] is one file of one operation. It has a buffered descriptor, for ragged ends
+//! A `TensorFile` is one file of one operation. It has a buffered descriptor, for ragged ends
 //! and for bytes in the page cache, and, where the file system takes it, one for direct I/O that
 //! is the same inode whatever happens to the name meanwhile. A descriptor that the caller owns is
 //! opened anew, so its flags and position are left alone, and the caller may close it at once.
 //!
 //! # Invariants
 //!
-//! - Whether direct I/O works is known per mount ([`Mount`]), never per process, and is decided
+//! - Whether direct I/O works is known per mount (`Mount`), never per process, and is decided
 //!   again by the first transfer that is refused.
 //! - A whole-file store leaves exactly the new size; when it fails, the file is gone if the store
 //!   made it, and else is no longer than what is known to be right.

@@ -362,11 +362,11 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// The first failure that nobody has heard of.
+    /// The first failure that nobody has heard of; [`Self::take_unseen_failures`] has the others.
     pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
         let runtime = self.runtime()?;
         let in_time = wait_all(&runtime, timeout);
-        match runtime.tracker.take_unseen().into_iter().next() {
+        match runtime.tracker.take_first_unseen() {
             Some(error) => Err(error),
             None => Ok(in_time),
         }
@@ -376,7 +376,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// The first failure that nobody has heard of.
+    /// The first failure that nobody has heard of; [`Self::take_unseen_failures`] has the others.
     pub fn close(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
         let runtime = self.runtime.load_full();
@@ -385,7 +385,7 @@ impl Handle {
         }
         wait_all(&runtime, None);
         runtime.stop();
-        match runtime.tracker.take_unseen().into_iter().next() {
+        match runtime.tracker.take_first_unseen() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -442,7 +442,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         // Failures that nobody asked for are logged: there is nobody left to return them to.
-        if let Err(error) = self.close() {
+        let first = self.close().err();
+        for error in first.into_iter().chain(self.take_unseen_failures()) {
             tracing::error!(target: "forebay", "{error}");
         }
     }

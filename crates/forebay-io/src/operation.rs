@@ -1,7 +1,7 @@
 //! Operations: what a user waits for, and what workers take blocks from.
 //!
-//! An operation goes through [`Phase`]s: reserve room, move blocks, make durable. Workers call
-//! [`Shared::take`] for one [`Unit`] of work at a time and [`Shared::complete`] for each unit when
+//! An operation goes through phases: reserve room, move blocks, make durable. Workers call
+//! `Shared::take` for one `Unit` of work at a time and `Shared::complete` for each unit when
 //! it is through; nothing is queued per block, so an operation of any size costs no memory. The
 //! first error wins: no further unit is given out, and the operation finishes when the last one
 //! out has come back.
@@ -435,11 +435,19 @@ impl Shared {
         let error = match error {
             Some(error) => error,
             // A cancel that came too late changes nothing.
-            None if complete => return Ok(()),
+            None if complete || self.needs_nothing_more() => return Ok(()),
             None => Error::new(ErrorKind::Cancelled, "the operation was cancelled"),
         };
         let done = self.bytes_done.load(Ordering::Relaxed);
         Err(error.operation(self.name()).bytes(self.bytes_total, done))
+    }
+}
+
+impl Shared {
+    /// All bytes have moved, and nothing has to be made durable.
+    fn needs_nothing_more(&self) -> bool {
+        self.bytes_done.load(Ordering::Relaxed) == self.bytes_total
+            && self.phase_after(Phase::Transfer) == Phase::Done
     }
 }
 

@@ -136,7 +136,7 @@ impl Runtime {
             self.scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst));
         none_left.then(|| {
             let reason = self.breakage.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the handle is closed"))
+            reason.unwrap_or_else(closed)
         })
     }
 
@@ -215,12 +215,23 @@ fn serve(seat: Seat, report: &Sender<Result<EngineKind>>) {
         Ok(Err(error)) => Some(error),
         Err(_) => Some(Error::new(ErrorKind::Closed, "a worker panicked; this is a bug")),
     };
+    let error = {
+        let mut breakage = breakage.lock().unwrap_or_else(PoisonError::into_inner);
+        if breakage.is_none() {
+            *breakage = error;
+        }
+        breakage.clone().unwrap_or_else(closed)
+    };
     port.alive.store(false, Ordering::SeqCst);
-    let Some(error) = error else { return };
-    breakage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.clone());
+    // The last one out looks once more: a request may have come after its last look, and whoever
+    // made it may have looked before `alive` was cleared.
     if scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst)) {
         abandon(scheduler.take_all(), &error);
     }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the handle is closed")
 }
 
 fn work(seat: Seat, report: &Sender<Result<EngineKind>>) -> Result<()> {

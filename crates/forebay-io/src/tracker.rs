@@ -75,6 +75,11 @@ impl Tracker {
         self.books().live.values().map(|shared| Operation(Arc::clone(shared))).collect()
     }
 
+    /// The oldest failure that nobody has heard of. It counts as heard of from now.
+    pub(crate) fn take_first_unseen(&self) -> Option<Error> {
+        self.books().unseen.pop_first().map(|(_, error)| error)
+    }
+
     /// The failures that nobody has heard of, the oldest first. They count as heard of from now.
     pub(crate) fn take_unseen(&self) -> Vec<Error> {
         std::mem::take(&mut self.books().unseen).into_values().collect()

@@ -222,3 +222,22 @@ fn fallbacks_of_the_factory_are_seen_and_reported_once() {
     assert!(handle.notices().is_empty());
     assert_eq!(handle.stats().fallbacks.len(), 1);
 }
+
+#[test]
+fn closing_while_others_submit_never_strands_an_operation() {
+    let directory = directory();
+    for round in 0..200 {
+        let handle = Handle::new(Options { parallelism: 1, ..Options::default() }).unwrap();
+        std::thread::scope(|scope| {
+            for user in 0..3 {
+                let (handle, path) = (&handle, directory.path().join(format!("{user}")));
+                scope.spawn(move || {
+                    while handle.store(&path, &[7; 100]).is_ok() {}
+                });
+            }
+            std::thread::sleep(Duration::from_micros(round * 20));
+            handle.close().unwrap();
+        });
+        assert_eq!(handle.pending(), 0);
+    }
+}
