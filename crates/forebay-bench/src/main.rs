@@ -1,6 +1,6 @@
 //! `forebay-bench`: Forebay beside fio, on the same files, in the same minutes.
 //!
-//! Measures and reports; it never judges. [`bench`] is the comparison that `make bench` prints,
+//! Measures and reports; it never judges. [`mod@bench`] is the comparison that `make bench` prints,
 //! [`sweep`] compares Forebay's own options. Both run on each [`place`]: the drive, and an ext4
 //! file system in memory. Nothing is asserted about time.
 

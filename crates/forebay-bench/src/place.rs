@@ -10,6 +10,8 @@ use crate::loop_device::LoopDevice;
 
 const PAGE_BYTES: usize = 4096;
 const BLOCK_BYTES: usize = 1 << 20;
+/// What the name of a payload starts with; its owner's process id follows.
+const PREFIX: &str = "payload-";
 /// Tells a stamp from bytes that happen to be a small number.
 const MARK: u64 = 0x5eed_f00d_0000_0000;
 
@@ -42,10 +44,23 @@ impl Place {
     /// A file of `bytes` written bytes, there before anything is measured. It goes with the
     /// returned value.
     pub(crate) fn lay_out(&self, bytes: u64) -> Result<Payload> {
-        let path = self.directory.join(format!("payload-{}.bin", std::process::id()));
+        remove_leftovers(&self.directory);
+        let path = self.directory.join(format!("{PREFIX}{}", std::process::id()));
         let payload = Payload { path };
         payload.write(bytes).with_context(|| format!("cannot write {}", payload.path.display()))?;
         Ok(payload)
+    }
+}
+
+/// Removes the payloads of benches that were killed; those of living ones stay.
+fn remove_leftovers(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if owner.is_some_and(|owner| !Path::new("/proc").join(owner).exists()) {
+            // Somebody else may have been quicker.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -105,6 +120,24 @@ impl Drop for Payload {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payloads_go_with_their_owner() {
+        let directory = std::env::temp_dir().join(format!("forebay-place-{}", std::process::id()));
+        let place = Place::drive(&directory).unwrap();
+        // Above the largest process id that Linux gives (2^22).
+        let leftover = directory.join(format!("{PREFIX}99999999"));
+        let strangers = directory.join("payload.bin");
+        fs::write(&leftover, "x").unwrap();
+        fs::write(&strangers, "x").unwrap();
+        let payload = place.lay_out(4096).unwrap();
+        assert!(!leftover.exists() && strangers.exists());
+        check_stamps(&fs::read(payload.path()).unwrap(), 0).unwrap();
+        let path = payload.path().to_path_buf();
+        drop(payload);
+        assert!(!path.exists());
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn a_page_out_of_place_is_seen() {

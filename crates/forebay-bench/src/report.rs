@@ -42,14 +42,14 @@ impl Comparison {
             self.place.to_owned(),
             self.what.clone(),
             self.against.clone(),
-            format!("{:.2}", rate(&self.base)),
-            format!("{:.2}", rate(&self.subject)),
-            format!("{:.3}", median(ratios)),
-            format!("{low:.2}–{high:.2}"),
+            number(rate(&self.base), 2),
+            number(rate(&self.subject), 2),
+            number(median(ratios), 3),
+            if low <= high { format!("{low:.2}–{high:.2}") } else { String::new() },
             self.goal.to_owned(),
-            format!("{:.3}", cpu(&self.base)),
-            format!("{:.3}", cpu(&self.subject)),
-            format!("{:.2}", cpu(&self.subject) / cpu(&self.base)),
+            number(cpu(&self.base), 3),
+            number(cpu(&self.subject), 3),
+            number(cpu(&self.subject) / cpu(&self.base), 2),
             self.cpu_goal.to_owned(),
         ]
     }
@@ -66,6 +66,11 @@ impl Comparison {
             "forebay": figures_json(&self.subject),
         })
     }
+}
+
+/// A number, or nothing where there was nothing to compare with.
+fn number(value: f64, decimals: usize) -> String {
+    if value.is_nan() { String::new() } else { format!("{value:.decimals$}") }
 }
 
 fn figures_json(figures: &[Figure]) -> Value {
