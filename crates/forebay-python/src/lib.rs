@@ -8,8 +8,8 @@
 //! - The GIL is released around every lock, copy and transfer of the core.
 //! - Worker threads never take the GIL. Python objects that an operation keeps alive are let go
 //!   by whoever waits for it, under the GIL.
-//! - Waits last at most [`operation::SLICE`] before Python's signal handlers get their turn.
-//! - `unsafe` is in [`buffer`] only.
+//! - Waits last at most `operation::SLICE` before Python's signal handlers get their turn.
+//! - `unsafe` is in `buffer` only.
 
 use pyo3::prelude::*;
 

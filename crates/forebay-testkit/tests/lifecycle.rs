@@ -231,9 +231,7 @@ fn closing_while_others_submit_never_strands_an_operation() {
         std::thread::scope(|scope| {
             for user in 0..3 {
                 let (handle, path) = (&handle, directory.path().join(format!("{user}")));
-                scope.spawn(move || {
-                    while handle.store(&path, &[7; 100]).is_ok() {}
-                });
+                scope.spawn(move || while handle.store(&path, &[7; 100]).is_ok() {});
             }
             std::thread::sleep(Duration::from_micros(round * 20));
             handle.close().unwrap();
