@@ -15,7 +15,7 @@ DIR ?= target/quickstart
 RUST_SOURCES := $(shell find crates/forebay-io crates/forebay-python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 PACKAGE_SOURCES := $(RUST_SOURCES) $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help run test test-rust test-python check bench fuzz clean tools
+.PHONY: help run test test-rust test-python check bench bench-python fuzz clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -43,13 +43,16 @@ check: tools $(VENV)/.package $(VENV)/.check-requirements ## formats, lints, typ
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
 	cargo xtask tidy
 	$(BIN)/typos
-	$(BIN)/ruff check python tests
-	$(BIN)/ruff format --check python tests
+	$(BIN)/ruff check python tests crates
+	$(BIN)/ruff format --check python tests crates
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest forebay._forebay
 
 bench: tools ## beside fio on this drive and on memory; BENCH='--help' lists the options
 	cargo run --release --quiet -p forebay-bench -- $(BENCH)
+
+bench-python: $(VENV)/.package ## small loads and submissions through Python; beside DeepNVMe where it is installed
+	$(BIN)/python crates/forebay-bench/python/through_python.py
 
 fuzz: tools ## a minute of each fuzz target; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo 'cargo-fuzz is missing: cargo install cargo-fuzz' >&2; exit 1; }
