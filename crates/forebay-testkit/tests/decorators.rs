@@ -85,6 +85,26 @@ fn throttled_engines_share_the_rate_and_sleep_meanwhile() {
 }
 
 #[test]
+fn throttled_transfers_in_flight_together_take_their_time_one_after_the_other() {
+    let factory = ThrottleFactory::new(Arc::new(EngineKind::Threads), 40 << 20).unwrap();
+    let mut engine = factory.build(&options()).unwrap();
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(2 * BLOCK as u64).unwrap();
+    let mut memory = vec![vec![0; BLOCK]; 4];
+    let transfers: Vec<_> =
+        memory.iter_mut().zip(0..).map(|(memory, token)| read(token, &file, memory)).collect();
+    let begin = Instant::now();
+    // SAFETY: all completions are reaped before `memory` and `file` are dropped.
+    assert_eq!(unsafe { engine.submit(&transfers) }.unwrap(), 4);
+    let mut completions = Vec::new();
+    while completions.len() < 4 {
+        engine.reap(None, &mut completions).unwrap();
+    }
+    // 4 MiB at 40 MiB/s.
+    assert!(begin.elapsed() >= Duration::from_millis(99), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn a_rate_of_zero_is_refused() {
     let refused = ThrottleFactory::new(Arc::new(EngineKind::Threads), 0);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidInput);
