@@ -13,6 +13,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "drop with reads in flight leaves the memory alone", check: drop_with_reads },
     Case { name: "drop with writes in flight leaves whole blocks", check: drop_with_writes },
     Case { name: "an engine can be built after another was dropped", check: build_again },
+    Case { name: "drop ends when the wake event was consumed elsewhere", check: consumed_wake },
 ];
 
 /// Large enough that a drive is still at it when the engine is dropped.
@@ -71,5 +72,19 @@ fn build_again(rig: &mut Rig<'_>) {
         let memory = Memory::filled(ALIGNMENT, 0);
         rig.drive_fully(&[Job::new(Command::Read, &file, 0, &memory)]);
         assert_eq!(memory.bytes(), [4; ALIGNMENT]);
+    }
+}
+
+/// An idle owner may wait for the event itself, while the engine still has it polled.
+fn consumed_wake(rig: &mut Rig<'_>) {
+    for _ in 0..20 {
+        let file = rig.file(&[4; ALIGNMENT], true);
+        let memory = Memory::filled(ALIGNMENT, 0);
+        rig.drive_fully(&[Job::new(Command::Read, &file, 0, &memory)]);
+        for _ in 0..2 {
+            rig.wake.signal();
+            rig.wake.wait(Some(Duration::from_secs(1)));
+        }
+        replace_engine(rig);
     }
 }

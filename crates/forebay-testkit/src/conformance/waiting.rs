@@ -111,7 +111,9 @@ fn idle_is_idle(rig: &mut Rig<'_>) {
     // After work of each kind, so that everything that could spin has been started.
     for direct in [true, false] {
         let file = rig.file(&[0; ALIGNMENT], direct);
-        rig.drive_fully(&[Job::new(Command::Read, &file, 0, &Memory::filled(ALIGNMENT, 0))]);
+        // Enough for some to complete while nobody sleeps.
+        let job = Job::new(Command::Read, &file, 0, &Memory::filled(ALIGNMENT, 0));
+        rig.drive_fully(&vec![job; 200]);
     }
     let idle = Duration::from_millis(500);
     let begin = Instant::now();
