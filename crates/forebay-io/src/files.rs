@@ -13,6 +13,7 @@
 //!   made it, and else is no longer than what is known to be right.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -275,10 +276,11 @@ impl TensorFile {
         true
     }
 
-    /// Drops the file's pages from the page cache.
-    pub(crate) fn drop_cached(&self) {
+    /// Drops the clean pages of a range (to the end of the file without a length) from the page
+    /// cache.
+    pub(crate) fn drop_cached(&self, offset: u64, length: Option<NonZeroU64>) {
         // Advice: a file system that ignores it is right to.
-        let _ = rustix::fs::fadvise(&self.buffered, 0, None, rustix::fs::Advice::DontNeed);
+        let _ = rustix::fs::fadvise(&self.buffered, offset, length, rustix::fs::Advice::DontNeed);
     }
 
     pub(crate) fn os_error(&self, code: Errno, what: &str) -> Error {

@@ -13,6 +13,7 @@
 //! - An operation is in the scheduler's queue, or has units out, or is done.
 
 use std::any::Any;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -413,9 +414,7 @@ impl Shared {
             if result.is_err() && self.plan.direction == Direction::Store {
                 file.clean_up_failure(intact);
             }
-            if self.plan.drop_behind && !file.is_direct() {
-                file.drop_cached();
-            }
+            self.leave_page_cache(file);
         }
         drop(files);
         self.tracker.finished(self.id, result.as_ref().err());
@@ -428,6 +427,28 @@ impl Shared {
         self.finished.notify_all();
         for wake in to_signal {
             wake.signal();
+        }
+    }
+
+    /// Drops what must not stay in the page cache and can be dropped, being clean.
+    fn leave_page_cache(&self, file: &TensorFile) {
+        if !file.is_direct() {
+            if self.plan.drop_behind {
+                file.drop_cached(0, None);
+            }
+            return;
+        }
+        // The ragged ends of a store. Those that aren't durable yet were written so that the kernel
+        // drops them when they are.
+        let durable_store =
+            self.plan.direction == Direction::Store && self.plan.durability != Durability::None;
+        if let ([part], true) = (&self.plan.parts[..], durable_store) {
+            let start = part.span.offset - part.span.offset % file.offset_alignment;
+            let end = part.span.offset + part.span.length as u64;
+            file.drop_cached(
+                start,
+                NonZeroU64::new(end.next_multiple_of(file.offset_alignment) - start),
+            );
         }
     }
 
