@@ -28,6 +28,8 @@ _CHART = "forebay-quickstart.svg"
 _PROGRESS_WIDTH = 30
 _STEPS = 3
 """Steps of one way in one turn: store, load, compare."""
+_COPIES = 4.5
+"""Copies of all tensors in memory at the most, with half of one to spare."""
 
 
 def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
@@ -141,15 +143,15 @@ def _check_space(directory: str, size: int) -> None:
 
 
 def _check_memory(size: int) -> None:
-    """Refuse what doesn't fit twice: as it is stored and as it comes back."""
+    """Refuse what doesn't fit: the tensors, the memory that two ways use again, a third's own."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return
-    if 2.5 * size > available:
-        text = f"{size / 1e9:.2f} GB of tensors take {2.5 * size / 1e9:.2f} GB of memory"
+    if _COPIES * size > available:
+        text = f"{size / 1e9:.2f} GB of tensors take {_COPIES * size / 1e9:.2f} GB of memory"
         text = f"{text}, {available / 1e9:.2f} GB are available: pass a smaller --size"
         raise Problem(text, EXIT_DIRECTORY)
 
