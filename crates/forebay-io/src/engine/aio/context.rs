@@ -151,8 +151,14 @@ impl Context {
     /// Tries the other calls: a seccomp filter can allow `io_setup` and refuse them.
     fn probe(&self) -> Result<(), Error> {
         // SAFETY: no blocks are handed over.
-        unsafe { self.submit(&mut []) }.map_err(submit_refusal)?;
-        self.events(0, Some(Duration::ZERO), &mut []).map_err(submit_refusal)?;
+        let submitted = unsafe { self.submit(&mut []) };
+        for answer in [submitted, self.events(0, Some(Duration::ZERO), &mut [])] {
+            match answer {
+                // An interruption or a shortage passes; it's no refusal.
+                Ok(_) | Err(libc::EINTR | libc::EAGAIN) => {}
+                Err(code) => return Err(submit_refusal(code)),
+            }
+        }
         Ok(())
     }
 
