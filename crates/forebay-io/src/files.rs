@@ -8,9 +8,11 @@
 //! # Invariants
 //!
 //! - Whether direct I/O works is known per mount (`Mount`), never per process, and is decided
-//!   again by the first transfer that is refused.
-//! - A whole-file store leaves exactly the new size; when it fails, the file is gone if the store
-//!   made it, and else is no longer than what is known to be right.
+//!   again by the first transfer that is refused. What one file or one moment refuses says nothing
+//!   of the mount.
+//! - Opening a file changes nothing in it.
+//! - A whole-file store leaves exactly the new size; when it fails halfway, the file is gone if the
+//!   store made it, and else is empty, so that it can't be taken for a whole one.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -30,7 +32,7 @@ use crate::syscalls::{page_bytes, read_cached};
 /// Alignment where neither `statx(2)` nor the block device says: the largest sector in use.
 const ALIGNMENT_FALLBACK: u64 = 4096;
 /// Attempts at opening a name that another process keeps making and removing.
-const OPEN_ATTEMPTS_MAX: usize = 8;
+pub(crate) const OPEN_ATTEMPTS_MAX: usize = 8;
 
 /// Where a tensor is, or goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,15 +72,21 @@ impl Mount {
     }
 }
 
+/// Names a mount: the device and the mount's number; for a block device, itself.
+type MountKey = (u32, u32, u64);
+
 /// The mounts that a handle has met.
 #[derive(Debug, Default)]
-pub(crate) struct Mounts(Mutex<HashMap<(u32, u32), Arc<Mount>>>);
+pub(crate) struct Mounts(Mutex<HashMap<MountKey, Arc<Mount>>>);
 
 impl Mounts {
     fn of(&self, status: &Statx) -> Arc<Mount> {
-        let device = (status.stx_dev_major, status.stx_dev_minor);
+        let key = match FileType::from_raw_mode(u32::from(status.stx_mode)) {
+            FileType::BlockDevice => (status.stx_rdev_major, status.stx_rdev_minor, 0),
+            _ => (status.stx_dev_major, status.stx_dev_minor, status.stx_mnt_id),
+        };
         let mut mounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(mounts.entry(device).or_default())
+        Arc::clone(mounts.entry(key).or_default())
     }
 }
 
@@ -89,7 +97,12 @@ pub(crate) struct OpenOptions {
     pub(crate) mode: DirectMode,
     /// A store that leaves exactly this size; `None` leaves what is behind it alone.
     pub(crate) exact_size: Option<u64>,
+    /// Open the directory too, to make the file's name durable.
+    pub(crate) with_directory: bool,
 }
+
+/// Names a file whatever its path: device and inode.
+pub(crate) type FileKey = (u32, u32, u64);
 
 /// A file of one operation. See the [module documentation](self).
 #[derive(Debug)]
@@ -98,18 +111,33 @@ pub(crate) struct TensorFile {
     label: PathBuf,
     buffered: OwnedFd,
     direct: Option<OwnedFd>,
+    /// Why this file isn't open for direct I/O, if that was tried in vain.
+    pub(crate) direct_refusal: Option<String>,
+    directory: Option<OwnedFd>,
+    pub(crate) key: FileKey,
     pub(crate) mount: Arc<Mount>,
     pub(crate) memory_alignment: usize,
     pub(crate) offset_alignment: u64,
     /// Size in bytes when it was opened.
     pub(crate) size: u64,
-    created: bool,
+    /// This operation made it, or one did that failed and left it to this one.
+    created: AtomicBool,
     regular: bool,
     exact_size: Option<u64>,
 }
 
+/// Why a file has no direct descriptor.
+enum NoDirect {
+    /// No file of the mount will have one.
+    Mount(String),
+    /// This file has none.
+    File(String),
+    /// Something ran out; the operation fails.
+    Failed(Errno),
+}
+
 impl TensorFile {
-    /// Opens a target.
+    /// Opens a target. Nothing in an existing file is changed.
     ///
     /// # Errors
     ///
@@ -117,23 +145,21 @@ impl TensorFile {
     /// (pipes, sockets, terminals), [`ErrorKind::Unsupported`] where direct I/O is demanded and
     /// not to be had.
     pub(crate) fn open(target: &Target, options: OpenOptions, mounts: &Mounts) -> Result<Self> {
-        let (buffered, created, label) = match target {
-            Target::Path(path) => {
-                let (file, created) =
-                    open_path(path, options.direction).map_err(|error| error.path(path))?;
-                (file, created, path.clone())
-            }
+        let (path, label) = match target {
+            Target::Path(path) => (Some(path.clone()), path.clone()),
+            Target::Descriptor(number) => (None, PathBuf::from(format!("descriptor {number}"))),
+        };
+        let directory = match &path {
+            Some(path) if options.with_directory => Some(open_directory(path)?),
+            _ => None,
+        };
+        let opened = match target {
+            Target::Path(path) => open_path(path, options.direction),
             Target::Descriptor(number) => {
-                let label = PathBuf::from(format!("descriptor {number}"));
-                let file =
-                    reopen(*number, options.direction).map_err(|error| error.path(&label))?;
-                (file, false, label)
+                reopen(*number, options.direction).map(|file| (file, false))
             }
         };
-        let path = match target {
-            Target::Path(path) => Some(path.clone()),
-            Target::Descriptor(_) => None,
-        };
+        let (buffered, created) = opened.map_err(|error| error.path(&label))?;
         let status = status_of(buffered.as_fd()).map_err(|error| error.path(&label))?;
         let regular = regular_or_block(&status).map_err(|error| error.path(&label))?;
         let mount = mounts.of(&status);
@@ -142,11 +168,14 @@ impl TensorFile {
             label,
             buffered,
             direct: None,
+            direct_refusal: None,
+            directory,
+            key: (status.stx_dev_major, status.stx_dev_minor, status.stx_ino),
             mount,
             memory_alignment: 1,
             offset_alignment: page_bytes(),
             size: status.stx_size,
-            created,
+            created: AtomicBool::new(created),
             regular,
             exact_size: options.exact_size.filter(|_| regular),
         };
@@ -154,8 +183,7 @@ impl TensorFile {
             file.size = rustix::fs::seek(&file.buffered, SeekFrom::End(0))
                 .map_err(|code| file.os_error(code, "cannot find the size of"))?;
         }
-        let opened = file.open_direct(options, &status).and_then(|()| file.cut_to_exact_size());
-        match opened {
+        match file.open_direct(options, &status) {
             Ok(()) => Ok(file),
             Err(error) => {
                 file.remove_if_created();
@@ -168,32 +196,107 @@ impl TensorFile {
         if options.mode == DirectMode::Never {
             return Ok(());
         }
-        if self.mount.direct_refusal().is_none() {
-            match direct_descriptor(self.buffered.as_fd(), options.direction, status) {
-                Ok((file, memory_alignment, offset_alignment)) => {
-                    self.direct = Some(file);
-                    self.memory_alignment = memory_alignment;
-                    self.offset_alignment = offset_alignment.max(page_bytes());
-                }
-                Err(reason) => {
+        let refusal = match self.mount.direct_refusal() {
+            Some(reason) => Some(reason.to_owned()),
+            None => match self.direct_descriptor(options.direction, status) {
+                Ok(()) => None,
+                Err(NoDirect::Mount(reason)) => {
                     self.mount.refuse_direct(&reason);
+                    Some(reason)
                 }
-            }
+                Err(NoDirect::File(reason)) => Some(reason),
+                Err(NoDirect::Failed(code)) => {
+                    return Err(explain_open(self.os_error(code, "cannot open"), code));
+                }
+            },
+        };
+        if let (DirectMode::Always, Some(reason)) = (options.mode, &refusal) {
+            let text = format!("direct I/O is refused: {reason}");
+            return Err(Error::new(ErrorKind::Unsupported, text)
+                .path(&self.label)
+                .hint("use direct=\"auto\", or a file system on a drive"));
         }
-        match (options.mode, &self.direct) {
-            (DirectMode::Always, None) => {
-                let reason = self.mount.direct_refusal().unwrap_or_default();
-                Err(Error::new(ErrorKind::Unsupported, format!("direct I/O is refused: {reason}"))
-                    .path(&self.label)
-                    .hint("use direct=\"auto\", or a file system on a drive"))
+        self.direct_refusal = refusal;
+        Ok(())
+    }
+
+    fn direct_descriptor(&mut self, direction: Direction, status: &Statx) -> Result<(), NoDirect> {
+        let told = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::DIOALIGN);
+        if told && status.stx_dio_offset_align == 0 {
+            let reason = "the file system says that this file has no direct I/O (statx)";
+            return Err(NoDirect::File(reason.to_owned()));
+        }
+        let flags = access(direction) | OFlags::DIRECT;
+        let file = match open_again(self.buffered.as_fd(), flags) {
+            Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => {
+                self.open_by_name_again(flags)
             }
-            _ => Ok(()),
+            opened => opened,
+        };
+        let file = file.map_err(|code| match code {
+            Errno::INVAL | Errno::OPNOTSUPP => {
+                NoDirect::Mount(format!("O_DIRECT is refused at open: {code}"))
+            }
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => NoDirect::Failed(code),
+            _ => NoDirect::File(format!("the file can't be opened a second time: {code}")),
+        })?;
+        let (memory, offset) = if told {
+            (status.stx_dio_mem_align, u64::from(status.stx_dio_offset_align))
+        } else {
+            let alignment = device_block_bytes(status).unwrap_or(ALIGNMENT_FALLBACK);
+            (u32::try_from(alignment).unwrap_or(u32::MAX), alignment)
+        };
+        self.direct = Some(file);
+        self.memory_alignment = memory.next_power_of_two() as usize;
+        self.offset_alignment = offset.next_power_of_two().max(page_bytes());
+        Ok(())
+    }
+
+    /// Opens the file by its name, where `/proc` is missing, if that is still the same file.
+    fn open_by_name_again(&self, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
+        let path = self.path.as_deref().ok_or(Errno::NOENT)?;
+        let file = rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
+        if same_file(path, self.buffered.as_fd()) { Ok(file) } else { Err(Errno::NOENT) }
+    }
+
+    /// Gives direct I/O up for this file: its granule is too large for the staging blocks.
+    pub(crate) fn give_direct_up(&mut self, reason: String) {
+        self.direct = None;
+        self.direct_refusal = Some(reason);
+    }
+
+    /// Whether the path still names this file. A descriptor of the caller always does.
+    pub(crate) fn is_current(&self) -> bool {
+        self.path.as_deref().is_none_or(|path| same_file(path, self.buffered.as_fd()))
+    }
+
+    /// Its size in bytes now.
+    pub(crate) fn current_size(&self) -> u64 {
+        if self.regular {
+            rustix::fs::fstat(&self.buffered)
+                .map_or(self.size, |status| u64::try_from(status.st_size).unwrap_or(0))
+        } else {
+            self.size
         }
     }
 
-    /// Frees what is behind the new end before the new bytes need the room.
-    fn cut_to_exact_size(&mut self) -> Result<()> {
-        let Some(exact) = self.exact_size.filter(|exact| *exact < self.size) else {
+    /// It is a regular file, whose size and space can change.
+    pub(crate) fn is_regular(&self) -> bool {
+        self.regular
+    }
+
+    /// A store leaves exactly its bytes in it.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.exact_size.is_some()
+    }
+
+    /// Cuts off what was longer before a whole-file store.
+    ///
+    /// # Errors
+    ///
+    /// What the system says of `ftruncate(2)`.
+    pub(crate) fn trim(&self) -> Result<()> {
+        let Some(exact) = self.exact_size.filter(|exact| *exact < self.current_size()) else {
             return Ok(());
         };
         rustix::fs::ftruncate(&self.buffered, exact)
@@ -229,51 +332,43 @@ impl TensorFile {
         self.direct.is_some() && self.mount.direct_refusal().is_none()
     }
 
-    /// The range to reserve before writing up to `end`, for growing files.
-    pub(crate) fn missing(&self, end: u64) -> Option<(u64, u64)> {
-        (self.regular && end > self.size).then(|| (self.size, end - self.size))
+    /// The directory that the file's name is in, if its durability was asked for.
+    pub(crate) fn directory(&self) -> Option<BorrowedFd<'_>> {
+        self.directory.as_ref().map(AsFd::as_fd)
     }
 
-    /// Opens the directory that the file's name is in, to make the name durable.
-    pub(crate) fn open_directory(&self) -> Result<Option<OwnedFd>> {
-        let Some(path) = &self.path else {
-            return Ok(None);
-        };
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        rustix::fs::open(
-            parent,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map(Some)
-        .map_err(|code| {
-            Error::from_os(code.raw_os_error(), "cannot open the directory").path(parent)
-        })
-    }
-
-    /// Puts things right after a store that failed: see the invariants of this module.
+    /// Puts things right after a store that failed before all its bytes were written.
     ///
-    /// `intact` says that nothing was written yet.
-    pub(crate) fn clean_up_failure(&self, intact: bool) {
-        if self.remove_if_created() || self.exact_size.is_none() {
+    /// `spoiled`: some of its content was overwritten. `size_before`: its size, if it has only
+    /// been made longer.
+    pub(crate) fn clean_up_failure(&self, spoiled: bool, size_before: Option<u64>) {
+        if self.remove_if_created() || !self.is_replaced() {
             return;
         }
-        let keep = if intact { self.size.min(self.exact_size.unwrap_or(u64::MAX)) } else { 0 };
-        // The failure is being reported already; there is nothing more to say about the remains.
-        let _ = rustix::fs::ftruncate(&self.buffered, keep);
+        let keep = if spoiled { Some(0) } else { size_before };
+        if let Some(keep) = keep {
+            // The failure is being reported already; there is no more to say about the remains.
+            let _ = rustix::fs::ftruncate(&self.buffered, keep);
+        }
     }
 
-    fn remove_if_created(&self) -> bool {
-        let Some(path) = self.path.as_deref().filter(|_| self.created) else {
-            return false;
-        };
+    /// Removes the file if this operation made it.
+    pub(crate) fn remove_if_created(&self) -> bool {
+        let created = self.created.load(Ordering::Relaxed);
+        let Some(path) = self.path.as_deref().filter(|_| created) else { return false };
         if same_file(path, self.buffered.as_fd()) {
             let _ = rustix::fs::unlink(path);
         }
         true
+    }
+
+    pub(crate) fn was_created(&self) -> bool {
+        self.created.load(Ordering::Relaxed)
+    }
+
+    /// Takes over a file that an operation made that failed.
+    pub(crate) fn inherit_creation(&self) {
+        self.created.store(true, Ordering::Relaxed);
     }
 
     /// Drops the clean pages of a range (to the end of the file without a length) from the page
@@ -299,7 +394,12 @@ fn access(direction: Direction) -> OFlags {
 fn open_path(path: &Path, direction: Direction) -> Result<(OwnedFd, bool)> {
     // NONBLOCK: opening a FIFO returns instead of waiting for its other end.
     let flags = access(direction) | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let failed = |code: Errno| Error::from_os(code.raw_os_error(), "cannot open");
+    let failed = |code: Errno| {
+        if code == Errno::NXIO {
+            return not_a_file();
+        }
+        explain_open(Error::from_os(code.raw_os_error(), "cannot open"), code)
+    };
     for _ in 0..OPEN_ATTEMPTS_MAX {
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => return blocking(file).map(|file| (file, false)),
@@ -365,24 +465,25 @@ fn open_again(file: BorrowedFd<'_>, flags: OFlags) -> std::result::Result<OwnedF
     rustix::fs::open(name, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
 }
 
-/// The direct descriptor with the alignment of memory and of offsets, or why there is none.
-fn direct_descriptor(
-    buffered: BorrowedFd<'_>,
-    direction: Direction,
-    status: &Statx,
-) -> std::result::Result<(OwnedFd, usize, u64), String> {
-    let told = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::DIOALIGN);
-    if told && status.stx_dio_offset_align == 0 {
-        return Err("the file system says that it has no direct I/O (statx)".to_owned());
+/// Opens the directory that a file's name is in.
+fn open_directory(path: &Path) -> Result<OwnedFd> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(parent, flags, Mode::empty()).map_err(|code| {
+        let error = Error::from_os(code.raw_os_error(), "cannot open the directory").path(parent);
+        explain_open(error, code)
+    })
+}
+
+fn explain_open(error: Error, code: Errno) -> Error {
+    match code {
+        Errno::MFILE => error.hint("too few descriptors: see `ulimit -n`"),
+        Errno::NFILE => error.hint("the system is out of descriptors: see sysctl fs.file-max"),
+        _ => error,
     }
-    let file = open_again(buffered, access(direction) | OFlags::DIRECT)
-        .map_err(|code| format!("O_DIRECT is refused at open: {code}"))?;
-    if told {
-        let memory = usize::try_from(status.stx_dio_mem_align).unwrap_or(usize::MAX);
-        return Ok((file, memory.next_power_of_two(), u64::from(status.stx_dio_offset_align)));
-    }
-    let alignment = device_block_bytes(status).unwrap_or(ALIGNMENT_FALLBACK);
-    Ok((file, usize::try_from(alignment).unwrap_or(usize::MAX), alignment))
 }
 
 /// The logical block size of the device that the file is on, from sysfs.
@@ -397,7 +498,7 @@ fn device_block_bytes(status: &Statx) -> Option<u64> {
 }
 
 fn status_of(file: BorrowedFd<'_>) -> Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN | StatxFlags::MNT_ID;
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)
         .map_err(|code| Error::from_os(code.raw_os_error(), "cannot look at"))
 }
@@ -409,15 +510,17 @@ fn regular_or_block(status: &Statx) -> Result<bool> {
         FileType::Directory => {
             Err(Error::from_os(Errno::ISDIR.raw_os_error(), "cannot move tensors to or from"))
         }
-        _ => Err(Error::new(
-            ErrorKind::InvalidInput,
-            "cannot move tensors to or from what is neither a file nor a block device:",
-        )),
+        _ => Err(not_a_file()),
     }
 }
 
+fn not_a_file() -> Error {
+    let text = "cannot move tensors to or from what is neither a file nor a block device:";
+    Error::new(ErrorKind::InvalidInput, text)
+}
+
 fn same_file(path: &Path, file: BorrowedFd<'_>) -> bool {
-    match (rustix::fs::lstat(path), rustix::fs::fstat(file)) {
+    match (rustix::fs::stat(path), rustix::fs::fstat(file)) {
         (Ok(named), Ok(open)) => named.st_dev == open.st_dev && named.st_ino == open.st_ino,
         _ => false,
     }
@@ -457,8 +560,12 @@ pub struct FileFacts {
 /// What the system says of opening it.
 pub fn facts(path: &Path) -> Result<FileFacts> {
     let mounts = Mounts::default();
-    let options =
-        OpenOptions { direction: Direction::Load, mode: DirectMode::Auto, exact_size: None };
+    let options = OpenOptions {
+        direction: Direction::Load,
+        mode: DirectMode::Auto,
+        exact_size: None,
+        with_directory: false,
+    };
     let file = if path.is_dir() {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let unnamed =
@@ -472,7 +579,7 @@ pub fn facts(path: &Path) -> Result<FileFacts> {
     };
     Ok(FileFacts {
         direct: file.is_direct(),
-        reason: file.mount.direct_refusal().map(str::to_owned),
+        reason: file.direct_refusal.clone(),
         memory_alignment: file.memory_alignment,
         offset_alignment: file.offset_alignment,
         size: file.size,

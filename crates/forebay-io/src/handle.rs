@@ -16,10 +16,10 @@ use crate::config::{DirectMode, Durability, EngineChoice, Options, Priority};
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::{OpenOptions, Target, TensorFile, read_if_cached};
+use crate::files::{OPEN_ATTEMPTS_MAX, OpenOptions, Target, TensorFile, read_if_cached};
 use crate::memory::Pool;
-use crate::operation::{FilePart, OpenedFile, Operation, Plan, Shared};
-use crate::plan::{Direction, Span};
+use crate::operation::{ALLOCATE_BYTES_MIN, FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
 use crate::syscalls::cached_bytes;
@@ -160,7 +160,11 @@ impl Handle {
         options.pool = None;
         let fresh = Arc::new(Runtime::start(&options, &self.factory)?);
         let before = self.runtime.compare_and_swap(&runtime, Arc::clone(&fresh));
-        if Arc::ptr_eq(&before, &runtime) { Ok(fresh) } else { Ok(Arc::clone(&before)) }
+        if !Arc::ptr_eq(&before, &runtime) {
+            return Ok(Arc::clone(&before));
+        }
+        enlist(&fresh);
+        Ok(fresh)
     }
 
     fn open_runtime(&self) -> Result<Arc<Runtime>> {
@@ -189,40 +193,56 @@ impl Handle {
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
         let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
-        let operation = self.prepare(&runtime, request).map_err(|error| error.operation(name))?;
-        runtime.tracker.begin(&operation);
-        let workers = operation.block_count();
-        runtime.scheduler.push(Arc::clone(&operation), workers);
+        let operation = self.begin(&runtime, request).map_err(|error| error.operation(name))?;
         if let Some(error) = runtime.breakage() {
-            abandon(runtime.scheduler.take_all(), &error);
+            abandon(&runtime.scheduler, &error);
         }
         Ok(Operation(operation))
     }
 
-    fn prepare(&self, runtime: &Runtime, request: Request) -> Result<Arc<Shared>> {
+    /// Opens the files, gets in line for them, and starts unless there is somebody to wait for.
+    fn begin(&self, runtime: &Runtime, mut request: Request) -> Result<Arc<Shared>> {
         check_parts(&request)?;
-        let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
-        let ends = ends_of(&request);
-        for (target, end) in request.files.iter().zip(ends) {
-            let whole = request.whole_file && request.direction == Direction::Store;
-            let options = OpenOptions {
-                direction: request.direction,
-                mode: self.options.direct,
-                exact_size: whole.then_some(end),
-            };
-            let file = TensorFile::open(target, options, &runtime.mounts)?;
-            if let (DirectMode::Auto, Some(reason)) = (options.mode, file.mount.direct_refusal()) {
-                let label = file.mount_label();
-                runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
+        for attempt in 1.. {
+            let operation = self.prepare(runtime, &request)?;
+            runtime.tracker.begin(&operation);
+            let may_go = runtime.tracker.order().enter(&operation);
+            // An earlier store of the same name may have failed and removed the file between its
+            // being opened here and this operation's getting in line.
+            if !operation.is_current() && attempt < OPEN_ATTEMPTS_MAX {
+                operation.withdraw();
+                continue;
             }
-            let maybe_cached = request.direction == Direction::Load
-                && self.options.page_cache
-                && file.is_direct()
-                && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
-            files.push(OpenedFile { file: Arc::new(file), maybe_cached });
+            operation.keep(request.keep.take());
+            if may_go {
+                let workers = operation.block_count();
+                runtime.scheduler.push(Arc::clone(&operation), workers);
+            }
+            return Ok(operation);
         }
-        if request.direction == Direction::Load {
-            check_sizes(&request, &files)?;
+        unreachable!("the last attempt returns")
+    }
+
+    fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<Arc<Shared>> {
+        let durability = request.durability.unwrap_or(self.options.durability);
+        let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
+        for (target, end) in request.files.iter().zip(ends_of(request)) {
+            let opened = self.open(runtime, request, durability, target, end);
+            match opened.and_then(|opened| check_end(request, opened, end)) {
+                Ok(opened) => files.push(opened),
+                Err(error) => {
+                    for opened in &files {
+                        opened.file.remove_if_created();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        if let Err(error) = check_files(request, &files) {
+            for opened in &files {
+                opened.file.remove_if_created();
+            }
+            return Err(error);
         }
         let parts = request.parts.iter().map(|part| FilePart {
             file: part.file,
@@ -235,14 +255,49 @@ impl Handle {
         let plan = Plan {
             direction: request.direction,
             priority: request.priority,
-            durability: request.durability.unwrap_or(self.options.durability),
+            durability,
             drop_behind: self.options.drop_behind,
             require_direct: self.options.direct == DirectMode::Always,
             block_bytes: runtime.block_bytes,
             staged_block_bytes: runtime.staged_block_bytes,
             parts: parts.collect(),
+            runs: runs_of(request),
         };
-        Ok(Shared::new(plan, files, request.keep, Arc::clone(&runtime.tracker)))
+        Ok(Shared::new(plan, files, Arc::clone(&runtime.tracker), &runtime.scheduler))
+    }
+
+    fn open(
+        &self,
+        runtime: &Runtime,
+        request: &Request,
+        durability: Durability,
+        target: &Target,
+        end: u64,
+    ) -> Result<OpenedFile> {
+        let store = request.direction == Direction::Store;
+        let options = OpenOptions {
+            direction: request.direction,
+            mode: self.options.direct,
+            exact_size: (store && request.whole_file).then_some(end),
+            with_directory: store && durability == Durability::Full,
+        };
+        let mut file = TensorFile::open(target, options, &runtime.mounts)?;
+        let granule = file.offset_alignment;
+        let always = self.options.direct == DirectMode::Always;
+        let needed = STAGED_GRANULES_MIN * granule;
+        if file.is_direct() && needed > runtime.staged_block_bytes as u64 && !always {
+            file.give_direct_up(format!("its granule of {granule} bytes exceeds staging blocks"));
+        }
+        if let Some(reason) = &file.direct_refusal {
+            let label = file.mount_label();
+            runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
+        }
+        let maybe_cached = !store
+            && self.options.page_cache
+            && !always
+            && file.is_direct()
+            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
+        Ok(OpenedFile::new(file, maybe_cached))
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
@@ -283,6 +338,7 @@ impl Handle {
         let quick = request.direction == Direction::Load
             && self.options.page_cache
             && self.options.direct != DirectMode::Always
+            && self.options.throttle_bytes_per_second.is_none()
             && (1..=QUICK_LOAD_BYTES_MAX).contains(&part.length)
             && !part.address.is_null();
         if !quick {
@@ -383,7 +439,9 @@ impl Handle {
         if !runtime.belongs_here() {
             return Ok(());
         }
-        wait_all(&runtime, None);
+        if !runtime.is_worker_thread() {
+            wait_all(&runtime, None);
+        }
         runtime.stop();
         match runtime.tracker.take_first_unseen() {
             Some(error) => Err(error),
@@ -514,22 +572,69 @@ fn ends_of(request: &Request) -> Vec<u64> {
     ends
 }
 
-fn check_sizes(request: &Request, files: &[OpenedFile]) -> Result<()> {
+/// Refuses a load behind the end of a file, and a store behind the end of a device.
+fn check_end(request: &Request, opened: OpenedFile, end: u64) -> Result<OpenedFile> {
+    let file = &opened.file;
+    let fixed = request.direction == Direction::Load || !file.is_regular();
+    if !fixed || end <= file.size {
+        return Ok(opened);
+    }
+    let size = file.size;
+    let error = match request.parts.iter().find(|part| part.offset + part.length as u64 == end) {
+        Some(part) => {
+            let there = size.saturating_sub(part.offset);
+            let text = format!(
+                "the tensor has {} bytes, the file only {there} from offset {} on (its size is \
+                 {size}):",
+                part.length, part.offset
+            );
+            Error::new(ErrorKind::ShortFile, text).bytes(part.length as u64, 0)
+        }
+        None => Error::new(ErrorKind::ShortFile, "the file is too short:"),
+    };
+    Err(error.path(file.label()))
+}
+
+/// Refuses stores whose parts would overwrite each other.
+fn check_files(request: &Request, files: &[OpenedFile]) -> Result<()> {
+    if request.direction == Direction::Load {
+        return Ok(());
+    }
+    let overwritten = |file: &TensorFile, text: &str| {
+        Err(Error::new(ErrorKind::InvalidInput, text).path(file.label()))
+    };
+    let mut keys: Vec<_> = files.iter().map(|opened| (opened.file.key, &opened.file)).collect();
+    keys.sort_by_key(|(key, _)| *key);
+    if let Some(pair) = keys.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return overwritten(pair[1].1, "one file is named twice in one store, as");
+    }
+    let mut parts: Vec<_> = request.parts.iter().filter(|part| part.length > 0).collect();
+    let place = |part: &&Part| (part.file, part.offset);
+    if !parts.is_sorted_by_key(place) {
+        parts.sort_by_key(place);
+    }
+    let overlap = parts.windows(2).find(|pair| {
+        pair[0].file == pair[1].file && pair[0].offset + pair[0].length as u64 > pair[1].offset
+    });
+    match overlap {
+        Some(pair) => overwritten(&files[pair[1].file].file, "tensors of one store overlap in"),
+        None => Ok(()),
+    }
+}
+
+/// The runs of bytes that the parts cover, neighbours joined where they follow each other.
+fn runs_of(request: &Request) -> Vec<(usize, u64, u64)> {
+    let mut runs: Vec<(usize, u64, u64)> = Vec::new();
+    if request.direction == Direction::Load {
+        return runs;
+    }
     for part in &request.parts {
-        let file = &files[part.file].file;
-        if part.offset + part.length as u64 > file.size {
-            let there = file.size.saturating_sub(part.offset);
-            return Err(Error::new(
-                ErrorKind::ShortFile,
-                format!(
-                    "the tensor has {} bytes, the file only {there} from offset {} on \
-                     (its size is {}):",
-                    part.length, part.offset, file.size
-                ),
-            )
-            .path(file.label())
-            .bytes(part.length as u64, 0));
+        let end = part.offset + part.length as u64;
+        match runs.last_mut() {
+            Some((file, _, last)) if *file == part.file && *last == part.offset => *last = end,
+            _ => runs.push((part.file, part.offset, end)),
         }
     }
-    Ok(())
+    runs.retain(|(_, start, end)| end - start >= ALLOCATE_BYTES_MIN);
+    runs
 }

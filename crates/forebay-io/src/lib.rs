@@ -36,6 +36,7 @@ pub mod plan;
 pub mod probe;
 pub mod stats;
 
+mod order;
 mod runtime;
 mod scheduler;
 mod staging;

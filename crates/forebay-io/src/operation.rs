@@ -1,6 +1,6 @@
 //! Operations: what a user waits for, and what workers take blocks from.
 //!
-//! An operation goes through phases: reserve room, move blocks, make durable. Workers call
+//! An operation goes through phases: reserve room, move blocks, cut to size, make durable. Workers call
 //! `Shared::take` for one `Unit` of work at a time and `Shared::complete` for each unit when
 //! it is through; nothing is queued per block, so an operation of any size costs no memory. The
 //! first error wins: no further unit is given out, and the operation finishes when the last one
@@ -14,22 +14,22 @@
 
 use std::any::Any;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::config::{Durability, Priority};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::TensorFile;
+use crate::files::{FileKey, TensorFile};
 use crate::memory::process;
 use crate::plan::{Block, Direction, Geometry, Route, Span};
+use crate::scheduler::Scheduler;
 use crate::tracker::Tracker;
 
 /// Smallest growth of a file, in bytes, that is worth a call to reserve it: below it, the write
 /// allocates as well as a reservation would.
-const ALLOCATE_BYTES_MIN: u64 = 1 << 20;
+pub(crate) const ALLOCATE_BYTES_MIN: u64 = 1 << 20;
 
 /// A run of bytes of one file of the operation.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
     pub(crate) parts: Vec<FilePart>,
+    /// Long runs of files that a store covers: file, start, end.
+    pub(crate) runs: Vec<(usize, u64, u64)>,
 }
 
 /// Where an operation is.
@@ -56,6 +58,7 @@ pub(crate) struct Plan {
 enum Phase {
     Allocate,
     Transfer,
+    Trim,
     Sync,
     SyncDirectory,
     Done,
@@ -117,9 +120,11 @@ pub(crate) enum Work {
         file: Arc<TensorFile>,
         data_only: bool,
     },
+    Trim {
+        file: Arc<TensorFile>,
+    },
     SyncDirectory {
         file: Arc<TensorFile>,
-        directory: OwnedFd,
     },
     /// The unit has been given back.
     Settled,
@@ -142,6 +147,16 @@ pub(crate) struct OpenedFile {
     pub(crate) file: Arc<TensorFile>,
     /// Some of its pages were in the page cache when the operation began.
     pub(crate) maybe_cached: bool,
+    /// Some of its old content has been overwritten, by this operation or one that failed.
+    spoiled: bool,
+    /// Its size before this operation made it longer.
+    size_before: Option<u64>,
+}
+
+impl OpenedFile {
+    pub(crate) fn new(file: TensorFile, maybe_cached: bool) -> Self {
+        Self { file: Arc::new(file), maybe_cached, spoiled: false, size_before: None }
+    }
 }
 
 #[derive(Debug)]
@@ -153,7 +168,8 @@ struct Progress {
     position: usize,
     units_out: usize,
     queued: bool,
-    moved_any: bool,
+    /// The files are as durable as was asked for, their names perhaps not yet.
+    synced: bool,
     /// Every phase ran to its end.
     complete: bool,
     files: Vec<OpenedFile>,
@@ -180,6 +196,7 @@ pub(crate) struct Shared {
     finished: Condvar,
     keep: Mutex<Option<Box<dyn Any + Send>>>,
     tracker: Arc<Tracker>,
+    scheduler: Weak<Scheduler>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -202,8 +219,8 @@ impl Shared {
     pub(crate) fn new(
         plan: Plan,
         files: Vec<OpenedFile>,
-        keep: Option<Box<dyn Any + Send>>,
         tracker: Arc<Tracker>,
+        scheduler: &Arc<Scheduler>,
     ) -> Arc<Self> {
         let bytes_total = plan.parts.iter().map(|part| part.span.length as u64).sum();
         let phase = match plan.direction {
@@ -216,7 +233,7 @@ impl Shared {
             position: 0,
             units_out: 0,
             queued: true,
-            moved_any: false,
+            synced: plan.durability == Durability::None,
             complete: false,
             files,
             error: None,
@@ -232,8 +249,9 @@ impl Shared {
             progress: Mutex::new(progress),
             outcome: Mutex::default(),
             finished: Condvar::new(),
-            keep: Mutex::new(keep),
+            keep: Mutex::default(),
             tracker,
+            scheduler: Arc::downgrade(scheduler),
         })
     }
 
@@ -264,7 +282,8 @@ impl Shared {
     pub(crate) fn take(self: &Arc<Self>, staging_is_free: bool) -> Take {
         let mut progress = lock(&self.progress);
         loop {
-            if progress.error.is_some() || self.cancelled.load(Ordering::Acquire) {
+            let cancelled = self.cancelled.load(Ordering::Acquire);
+            if progress.error.is_some() || (cancelled && self.has_blocks_left(&progress)) {
                 progress.phase = Phase::Done;
             }
             match self.next_work(&mut progress, staging_is_free) {
@@ -281,14 +300,23 @@ impl Shared {
                     return Take::Finish;
                 }
                 Ok(None) => {
+                    progress.synced |= progress.phase == Phase::Sync;
                     progress.phase = self.phase_after(progress.phase);
                     progress.complete = progress.phase == Phase::Done;
                     progress.next = 0;
                     progress.position = 0;
                 }
-                Err(Stop::NeedsStaging) => return Take::NeedsStaging,
-                Err(Stop::Failed(error)) => progress.error = Some(error),
+                Err(NeedsStaging) => return Take::NeedsStaging,
             }
+        }
+    }
+
+    /// A cancel that comes when every block is out already changes nothing.
+    fn has_blocks_left(&self, progress: &Progress) -> bool {
+        match progress.phase {
+            Phase::Allocate => true,
+            Phase::Transfer => progress.next < self.plan.parts.len(),
+            Phase::Trim | Phase::Sync | Phase::SyncDirectory | Phase::Done => false,
         }
     }
 
@@ -296,22 +324,22 @@ impl Shared {
         &self,
         progress: &mut Progress,
         staging_is_free: bool,
-    ) -> Result<Option<Work>, Stop> {
+    ) -> Result<Option<Work>, NeedsStaging> {
         match progress.phase {
             Phase::Transfer => self.next_block(progress, staging_is_free),
             Phase::Done => Ok(None),
             Phase::Allocate => Ok(self.next_allocation(progress)),
-            Phase::Sync => Ok(next_file(progress).map(|file| Work::Sync {
+            Phase::Trim => {
+                let replaced = |file: &Arc<TensorFile>| file.is_replaced();
+                Ok(next_file(progress, replaced).map(|file| Work::Trim { file }))
+            }
+            Phase::Sync => Ok(next_file(progress, |_| true).map(|file| Work::Sync {
                 file,
                 data_only: self.plan.durability != Durability::Full,
             })),
             Phase::SyncDirectory => {
-                while let Some(file) = next_file(progress) {
-                    if let Some(directory) = file.open_directory().map_err(Stop::Failed)? {
-                        return Ok(Some(Work::SyncDirectory { file, directory }));
-                    }
-                }
-                Ok(None)
+                let named = |file: &Arc<TensorFile>| file.directory().is_some();
+                Ok(next_file(progress, named).map(|file| Work::SyncDirectory { file }))
             }
         }
     }
@@ -320,13 +348,14 @@ impl Shared {
         &self,
         progress: &mut Progress,
         staging_is_free: bool,
-    ) -> Result<Option<Work>, Stop> {
+    ) -> Result<Option<Work>, NeedsStaging> {
         while let Some(part) = self.plan.parts.get(progress.next) {
-            let opened = &progress.files[part.file];
+            let opened = &mut progress.files[part.file];
+            let granule = opened.file.offset_alignment;
             let geometry = Geometry {
-                offset_alignment: opened.file.offset_alignment,
+                offset_alignment: granule,
                 memory_alignment: opened.file.memory_alignment,
-                block_bytes: self.plan.block_bytes,
+                block_bytes: round_up(self.plan.block_bytes, granule),
                 staged_block_bytes: self.plan.staged_block_bytes,
                 direct: opened.file.is_direct(),
             };
@@ -337,10 +366,10 @@ impl Shared {
                 continue;
             };
             if block.route == Route::Staged && !staging_is_free {
-                return Err(Stop::NeedsStaging);
+                return Err(NeedsStaging);
             }
+            opened.spoiled = true;
             progress.position += block.length;
-            progress.moved_any = true;
             return Ok(Some(Work::Move {
                 file: Arc::clone(&opened.file),
                 span: part.span,
@@ -351,29 +380,28 @@ impl Shared {
         Ok(None)
     }
 
+    /// Room is reserved where a store makes a file longer.
     fn next_allocation(&self, progress: &mut Progress) -> Option<Work> {
-        loop {
-            let index = progress.next;
-            let file = next_file(progress)?;
-            let parts = self.plan.parts.iter().filter(|part| part.file == index);
-            let end = parts.map(|part| part.span.offset + part.span.length as u64).max();
-            let missing = end.and_then(|end| file.missing(end));
-            if let Some((offset, length)) =
-                missing.filter(|(_, length)| *length >= ALLOCATE_BYTES_MIN)
-            {
-                return Some(Work::Allocate { file, offset, length });
+        while let Some((file, start, end)) = self.plan.runs.get(progress.next).copied() {
+            progress.next += 1;
+            let opened = &mut progress.files[file];
+            let size = opened.file.current_size();
+            let offset = start.max(size);
+            let length = end.saturating_sub(offset);
+            if opened.file.is_regular() && length >= ALLOCATE_BYTES_MIN {
+                opened.size_before.get_or_insert(size);
+                return Some(Work::Allocate { file: Arc::clone(&opened.file), offset, length });
             }
         }
+        None
     }
 
     fn phase_after(&self, phase: Phase) -> Phase {
         match phase {
             Phase::Allocate => Phase::Transfer,
+            Phase::Transfer if self.plan.direction == Direction::Store => Phase::Trim,
             // Dirty pages can't be dropped: dropping behind a store needs its bytes on the drive.
-            Phase::Transfer
-                if self.plan.direction == Direction::Store
-                    && (self.plan.durability != Durability::None || self.plan.drop_behind) =>
-            {
+            Phase::Trim if self.plan.durability != Durability::None || self.plan.drop_behind => {
                 Phase::Sync
             }
             Phase::Sync if self.plan.durability == Durability::Full => Phase::SyncDirectory,
@@ -403,20 +431,39 @@ impl Shared {
         lock(&self.progress).error.get_or_insert(error);
     }
 
-    /// Puts the files right, closes them, and tells everybody who waits.
-    pub(crate) fn finish(&self) {
-        let (files, result, intact) = {
+    /// Puts the files right, closes them, tells everybody who waits, and lets the stores begin that
+    /// waited for this one.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        let (files, result, synced) = {
             let mut progress = lock(&self.progress);
             let result = self.result(progress.error.take(), progress.complete);
-            (std::mem::take(&mut progress.files), result, !progress.moved_any)
+            (std::mem::take(&mut progress.files), result, progress.synced)
         };
         for OpenedFile { file, .. } in &files {
-            if result.is_err() && self.plan.direction == Direction::Store {
-                file.clean_up_failure(intact);
-            }
             self.leave_page_cache(file);
         }
+        let failed = self.plan.direction == Direction::Store && result.is_err();
+        let halfway = failed && self.bytes_done.load(Ordering::Relaxed) < self.bytes_total;
+        let released = self.tracker.order().leave(self, &files, |opened, next| {
+            let OpenedFile { file, spoiled, size_before, .. } = opened;
+            match next {
+                _ if !halfway => {}
+                // Another store has the file already: what is to become of it is its affair.
+                Some(next) => next.inherit(file),
+                None => file.clean_up_failure(*spoiled, *size_before),
+            }
+            // After a failed fsync nobody knows what is on the drive. An old file is left to its
+            // owner, who hears of it; a new one isn't worth keeping.
+            if failed && !synced && next.is_none() {
+                file.remove_if_created();
+            }
+        });
         drop(files);
+        self.deliver(result);
+        self.release(released);
+    }
+
+    fn deliver(&self, result: Result<()>) {
         self.tracker.finished(self.id, result.as_ref().err());
         let to_signal = {
             let mut outcome = lock(&self.outcome);
@@ -428,6 +475,58 @@ impl Shared {
         for wake in to_signal {
             wake.signal();
         }
+    }
+
+    /// Takes over a file in which an earlier store failed halfway.
+    fn inherit(&self, from: &TensorFile) {
+        let mut progress = lock(&self.progress);
+        for opened in progress.files.iter_mut().filter(|opened| opened.file.key == from.key) {
+            opened.spoiled = true;
+            if from.was_created() {
+                opened.file.inherit_creation();
+            }
+        }
+    }
+
+    /// The files of a store, and whether it replaces all of each.
+    pub(crate) fn stored_files(&self) -> Vec<(FileKey, bool)> {
+        if self.plan.direction == Direction::Load {
+            return Vec::new();
+        }
+        let progress = lock(&self.progress);
+        progress.files.iter().map(|opened| (opened.file.key, opened.file.is_replaced())).collect()
+    }
+
+    /// Whether the names that were asked for still name the files that were opened.
+    pub(crate) fn is_current(&self) -> bool {
+        self.plan.direction == Direction::Load
+            || lock(&self.progress).files.iter().all(|opened| opened.file.is_current())
+    }
+
+    /// Takes it out of line again before it began, and closes its files.
+    pub(crate) fn withdraw(self: &Arc<Self>) {
+        let files = std::mem::take(&mut lock(&self.progress).files);
+        let released = self.tracker.order().leave(self, &files, |opened, next| {
+            if next.is_none() {
+                opened.file.remove_if_created();
+            }
+        });
+        self.tracker.withdraw(self.id);
+        self.release(released);
+    }
+
+    /// Lets stores begin that waited for this one.
+    fn release(&self, operations: Vec<Arc<Self>>) {
+        let Some(scheduler) = self.scheduler.upgrade() else { return };
+        for operation in operations {
+            let workers = operation.block_count();
+            scheduler.push(operation, workers);
+        }
+    }
+
+    /// Hands over what is to be kept alive until the last unit is back.
+    pub(crate) fn keep(&self, keep: Option<Box<dyn Any + Send>>) {
+        *lock(&self.keep) = keep;
     }
 
     /// Drops what must not stay in the page cache and can be dropped, being clean.
@@ -456,7 +555,7 @@ impl Shared {
         let error = match error {
             Some(error) => error,
             // A cancel that came too late changes nothing.
-            None if complete || self.needs_nothing_more() => return Ok(()),
+            None if complete => return Ok(()),
             None => Error::new(ErrorKind::Cancelled, "the operation was cancelled"),
         };
         let done = self.bytes_done.load(Ordering::Relaxed);
@@ -464,23 +563,21 @@ impl Shared {
     }
 }
 
-impl Shared {
-    /// All bytes have moved, and nothing has to be made durable.
-    fn needs_nothing_more(&self) -> bool {
-        self.bytes_done.load(Ordering::Relaxed) == self.bytes_total
-            && self.phase_after(Phase::Transfer) == Phase::Done
-    }
+/// The next block has to wait for a staging block.
+struct NeedsStaging;
+
+fn next_file(
+    progress: &mut Progress,
+    wanted: impl Fn(&Arc<TensorFile>) -> bool,
+) -> Option<Arc<TensorFile>> {
+    let rest = progress.files.get(progress.next..)?;
+    let found = rest.iter().position(|opened| wanted(&opened.file));
+    progress.next += found.map_or(rest.len(), |index| index + 1);
+    found.map(|_| Arc::clone(&progress.files[progress.next - 1].file))
 }
 
-enum Stop {
-    NeedsStaging,
-    Failed(Error),
-}
-
-fn next_file(progress: &mut Progress) -> Option<Arc<TensorFile>> {
-    let file = progress.files.get(progress.next).map(|opened| Arc::clone(&opened.file));
-    progress.next += 1;
-    file
+fn round_up(bytes: usize, granule: u64) -> usize {
+    bytes.next_multiple_of(usize::try_from(granule).unwrap_or(1))
 }
 
 /// The ticket of an operation: waits for it, asks after it, cancels it.

@@ -28,11 +28,15 @@ pub struct Geometry {
     pub memory_alignment: usize,
     /// Most bytes in a direct or buffered block; a multiple of the granule.
     pub block_bytes: usize,
-    /// Most bytes in a staged block; a multiple of the granule, at least two of them.
+    /// Most bytes in a staged block; a multiple of the granule. If it doesn't hold
+    /// [`STAGED_GRANULES_MIN`] of them, everything is buffered.
     pub staged_block_bytes: usize,
     /// The file is open for direct I/O. If not, everything is buffered.
     pub direct: bool,
 }
+
+/// Granules that a staging block must hold for a file to be planned for direct I/O.
+pub const STAGED_GRANULES_MIN: u64 = 2;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,7 +118,10 @@ impl Span {
         let left = self.length.checked_sub(position).filter(|left| *left > 0)?;
         let start = self.offset + position as u64;
         let end = start + left as u64;
-        if !geometry.direct {
+        // Without room for two granules in a staging block, a ragged load would never get on.
+        let stageable =
+            geometry.staged_block_bytes as u64 >= STAGED_GRANULES_MIN * geometry.offset_alignment;
+        if !geometry.direct || !stageable {
             return Some(exact(Route::Buffered, position, start, left.min(geometry.block_bytes)));
         }
         let granule = geometry.offset_alignment;
@@ -184,7 +191,7 @@ mod tests {
     use super::*;
 
     fn geometries() -> impl Strategy<Value = Geometry> {
-        (12u32..17, 0u32..13, 1usize..40, 2usize..20, any::<bool>()).prop_map(
+        (12u32..17, 0u32..13, 1usize..40, 1usize..20, any::<bool>()).prop_map(
             |(granule, memory, block, staged, direct)| Geometry {
                 offset_alignment: 1 << granule,
                 memory_alignment: 1 << memory,
@@ -271,7 +278,8 @@ mod tests {
             }
             offset = stop;
         }
-        if geometry.direct { staged } else { 0 }
+        let stageable = geometry.staged_block_bytes as u64 >= 2 * granule;
+        if geometry.direct && stageable { staged } else { 0 }
     }
 
     proptest! {

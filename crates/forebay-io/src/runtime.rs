@@ -121,9 +121,7 @@ impl Runtime {
             counters,
             mounts: Mounts::default(),
             pool,
-            block_bytes: options
-                .block_size
-                .next_multiple_of(GRANULE_BYTES_MAX.min(options.block_size)),
+            block_bytes: options.block_size,
             staged_block_bytes,
             breakage,
             threads: Mutex::new(threads),
@@ -146,9 +144,18 @@ impl Runtime {
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
-            // A panic was reported by the operations that it failed.
-            let _ = thread.join();
+            // A worker that drops the last reference to its own handle can't wait for itself.
+            if thread.thread().id() != std::thread::current().id() {
+                // A panic was reported by the operations that it failed.
+                let _ = thread.join();
+            }
         }
+    }
+
+    /// Whether the caller is one of the workers.
+    pub(crate) fn is_worker_thread(&self) -> bool {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().any(|thread| thread.thread().id() == std::thread::current().id())
     }
 
     pub(crate) fn belongs_here(&self) -> bool {
@@ -226,7 +233,7 @@ fn serve(seat: Seat, report: &Sender<Result<EngineKind>>) {
     // The last one out looks once more: a request may have come after its last look, and whoever
     // made it may have looked before `alive` was cleared.
     if scheduler.ports().iter().all(|port| !port.alive.load(Ordering::SeqCst)) {
-        abandon(scheduler.take_all(), &error);
+        abandon(&scheduler, &error);
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, ErrorKind};
 use crate::operation::{Operation, Shared};
+use crate::order::Order;
 use crate::stats::{Counters, add};
 
 /// Failures kept for whoever asks; the oldest make room for new ones.
@@ -17,6 +18,7 @@ pub(crate) struct Tracker {
     last_id: AtomicU64,
     counters: Arc<Counters>,
     books: Mutex<Books>,
+    order: Order,
 }
 
 #[derive(Debug, Default)]
@@ -34,12 +36,23 @@ impl Tracker {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Who waits for whom.
+    pub(crate) fn order(&self) -> &Order {
+        &self.order
+    }
+
     pub(crate) fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn begin(&self, operation: &Arc<Shared>) {
         self.books().live.insert(operation.id, Arc::clone(operation));
+    }
+
+    /// Forgets an operation that never began.
+    pub(crate) fn withdraw(&self, id: u64) {
+        let operation = self.books().live.remove(&id);
+        drop(operation);
     }
 
     pub(crate) fn finished(&self, id: u64, error: Option<&Error>) {

@@ -95,7 +95,7 @@ fn a_long_new_file_is_reserved_before_it_is_written_and_a_rewrite_reserves_nothi
     let content = pattern(1, (5 << 20) + 17);
     handle.store(&path, &content).unwrap();
     let first = recording.transfers()[0];
-    assert_eq!((first.command, first.offset), (Command::Allocate, 0));
+    assert_eq!((first.command, first.offset), (Command::Allocate { keep_size: false }, 0));
     assert_eq!(first.length, content.len());
     recording.clear();
     handle.store(&path, &content).unwrap();

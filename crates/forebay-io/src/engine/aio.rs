@@ -377,6 +377,6 @@ fn kernel_takes(transfer: &Transfer, syncs: bool) -> bool {
     match transfer.command {
         Command::Read | Command::Write => !transfer.buffered,
         Command::Sync { .. } => syncs,
-        Command::Allocate => false,
+        Command::Allocate { .. } => false,
     }
 }

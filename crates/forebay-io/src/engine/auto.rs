@@ -35,7 +35,9 @@ impl EngineFactory for AutoFactory {
                 Err(error) => self.remember(Fallback { engine: kind, reason: error.to_string() }),
             }
         }
-        Err(Error::new(ErrorKind::Unsupported, "no engine can be set up on this host"))
+        let reasons: Vec<String> = self.fallbacks().iter().map(ToString::to_string).collect();
+        let text = format!("no engine can be set up on this host: {}", reasons.join("; "));
+        Err(Error::new(ErrorKind::Unsupported, text))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

@@ -83,8 +83,11 @@ pub enum Command {
         /// Leave out metadata that isn't needed to read the data back.
         data_only: bool,
     },
-    /// Reserve space for `offset..offset + length`, growing the file (`fallocate(2)`, mode 0).
-    Allocate,
+    /// Reserve space for `offset..offset + length` (`fallocate(2)`).
+    Allocate {
+        /// Leave the file's size as it is (`FALLOC_FL_KEEP_SIZE`); else the file grows.
+        keep_size: bool,
+    },
 }
 
 /// One request to the kernel.
@@ -109,7 +112,7 @@ pub struct Transfer {
     pub uncached: bool,
     /// File offset in bytes.
     pub offset: u64,
-    /// Memory address; unused by [`Command::Sync`] and [`Command::Allocate`].
+    /// Memory address; unused by [`Command::Sync`] and [`Command::Allocate { .. }`](Command::Allocate).
     pub address: *mut u8,
     /// Bytes to move; at most [`TRANSFER_BYTES_MAX`] for reads and writes.
     pub length: usize,

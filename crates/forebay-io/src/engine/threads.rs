@@ -311,12 +311,13 @@ fn perform(transfer: &Transfer) -> i64 {
         Command::Sync { data_only: true } => unsafe { libc::fdatasync(descriptor) }.into(),
         // SAFETY: as above.
         Command::Sync { data_only: false } => unsafe { libc::fsync(descriptor) }.into(),
-        Command::Allocate => {
+        Command::Allocate { keep_size } => {
             let Ok(length) = libc::off_t::try_from(transfer.length) else {
                 return -i64::from(libc::EFBIG);
             };
+            let mode = if keep_size { libc::FALLOC_FL_KEEP_SIZE } else { 0 };
             // SAFETY: it takes numbers only.
-            unsafe { libc::fallocate(descriptor, 0, offset, length) }.into()
+            unsafe { libc::fallocate(descriptor, mode, offset, length) }.into()
         }
     };
     if returned < 0 {

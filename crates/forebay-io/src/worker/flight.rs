@@ -109,7 +109,13 @@ impl Flight {
         let not_supported = matches!(code, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS);
         match code {
             Errno::INTR | Errno::AGAIN => self.again(Verdict::Retry, code),
-            _ if not_supported && self.transfer.command == Command::Allocate => Verdict::Done,
+            _ if not_supported && matches!(self.transfer.command, Command::Allocate { .. }) => {
+                Verdict::Done
+            }
+            // Some network file systems have no fsync for directories: names are durable at once.
+            _ if not_supported && matches!(self.unit.work, Work::SyncDirectory { .. }) => {
+                Verdict::Done
+            }
             _ if not_supported && self.transfer.uncached => Verdict::NotUncached,
             _ if not_supported
                 && self.goes_direct()
@@ -141,7 +147,7 @@ impl Flight {
             (_, Command::Read) => "cannot read",
             (_, Command::Write) => "cannot write",
             (_, Command::Sync { .. }) => "cannot make durable",
-            (_, Command::Allocate) => "cannot reserve space for",
+            (_, Command::Allocate { .. }) => "cannot reserve space for",
         };
         let mut error = Error::from_os(code.raw_os_error(), what);
         if let Some(file) = self.file() {
@@ -159,7 +165,7 @@ impl Flight {
     }
 
     fn short_file(&self) -> Error {
-        let error = Error::new(ErrorKind::ShortFile, "the file became shorter while it was read:")
+        let error = Error::new(ErrorKind::ShortFile, "the file ended before its size said:")
             .offset(self.transfer.offset);
         match self.file() {
             Some(file) => error.path(file.label()),
@@ -172,7 +178,8 @@ impl Flight {
             Work::Allocate { file, .. }
             | Work::Move { file, .. }
             | Work::Sync { file, .. }
-            | Work::SyncDirectory { file, .. } => Some(file),
+            | Work::Trim { file }
+            | Work::SyncDirectory { file } => Some(file),
             Work::Settled => None,
         }
     }
@@ -181,7 +188,7 @@ impl Flight {
     pub(super) fn aim(&mut self, token: u64) {
         let transfer = match &self.unit.work {
             Work::Allocate { file, offset, length } => Transfer {
-                command: Command::Allocate,
+                command: Command::Allocate { keep_size: !file.is_replaced() },
                 offset: *offset,
                 length: usize::try_from(*length).unwrap_or(usize::MAX),
                 ..call(token, file.descriptor(false))
@@ -190,11 +197,11 @@ impl Flight {
                 command: Command::Sync { data_only: *data_only },
                 ..call(token, file.descriptor(false))
             },
-            Work::SyncDirectory { directory, .. } => Transfer {
+            Work::SyncDirectory { file } => Transfer {
                 command: Command::Sync { data_only: false },
-                ..call(token, directory.as_raw_fd())
+                ..call(token, file.directory().map_or(-1, |directory| directory.as_raw_fd()))
             },
-            Work::Settled => return,
+            Work::Trim { .. } | Work::Settled => return,
             Work::Move { file, span, block, .. } => {
                 let direct = block.route != Route::Buffered;
                 let start = match self.staging {

@@ -19,7 +19,7 @@ use flight::{Flight, Verdict};
 
 use crate::engine::{Command, Completion, Engine, Transfer};
 use crate::error::{Error, Result};
-use crate::operation::{Shared, Unit, Work};
+use crate::operation::{Unit, Work};
 use crate::plan::{Direction, Route};
 use crate::scheduler::{Port, Room, Scheduler, Taken};
 use crate::staging::Staging;
@@ -196,6 +196,13 @@ impl Worker {
 
     /// Turns a unit into a transfer that is ready for the engine.
     fn start(&mut self, unit: Unit) {
+        if let Work::Trim { file } = &unit.work {
+            let trimmed = file.trim().map(|()| 0);
+            if let Some(operation) = unit.settle(trimmed) {
+                self.scheduler.push(operation, 0);
+            }
+            return;
+        }
         let token = self.free_tokens.pop().unwrap_or_else(|| {
             self.flights.push(None);
             self.flights.len() - 1
@@ -221,7 +228,13 @@ impl Worker {
                 self.parked.push_back(flight.unit);
                 return;
             }
-            Err(error) => return self.end(token, flight, Err(error)),
+            Err(error) if flight.unit.operation.plan.require_direct => {
+                return self.end(token, flight, Err(error));
+            }
+            Err(error) => {
+                self.counters.fallback(&format!("no memory for staging: {error}"));
+                self.reroute(&mut flight, None);
+            }
         }
         self.aim(&mut flight, token);
         self.ready.push(flight.transfer);
@@ -380,9 +393,6 @@ impl Worker {
         }
         flight.moved = 0;
         flight.refused = flight.refused.or(refused);
-        if refused.is_none() {
-            add(&self.counters.short_transfers, 1);
-        }
     }
 
     /// All bytes of a flight are there: delivers them and counts them.
@@ -460,11 +470,17 @@ impl Worker {
     }
 }
 
-/// Fails and finishes operations that no worker is left to serve.
-pub(crate) fn abandon(operations: Vec<Arc<Shared>>, error: &Error) {
-    for operation in operations {
-        operation.fail(error.clone());
-        operation.finish();
+/// Fails and finishes what is queued when no worker is left, and what waited for that.
+pub(crate) fn abandon(scheduler: &Scheduler, error: &Error) {
+    loop {
+        let operations = scheduler.take_all();
+        if operations.is_empty() {
+            return;
+        }
+        for operation in operations {
+            operation.fail(error.clone());
+            operation.finish();
+        }
     }
 }
 

@@ -26,8 +26,12 @@ const NO_DESCRIPTOR: i32 = i32::MAX;
 fn closed_descriptor(rig: &mut Rig<'_>) {
     let file = rig.file(&[0; ALIGNMENT], true);
     let memory = Memory::filled(ALIGNMENT, 0);
-    let commands =
-        [Command::Read, Command::Write, Command::Sync { data_only: true }, Command::Allocate];
+    let commands = [
+        Command::Read,
+        Command::Write,
+        Command::Sync { data_only: true },
+        Command::Allocate { keep_size: false },
+    ];
     for command in commands {
         for buffered in [true, false] {
             let mut job = Job::new(command, &file, 0, &memory);
@@ -91,7 +95,7 @@ fn offset_too_large(rig: &mut Rig<'_>) {
         let file = rig.file(&[5; ALIGNMENT], direct);
         // -1 as a signed number: the file's own position to some calls.
         for offset in [u64::MAX, u64::MAX - 4095, 1 << 63] {
-            for command in [Command::Read, Command::Write, Command::Allocate] {
+            for command in [Command::Read, Command::Write, Command::Allocate { keep_size: false }] {
                 let outcome = rig.drive(&[Job::new(command, &file, offset, &memory)])[0];
                 let refusals = [libc::EINVAL, libc::EFBIG, libc::EOVERFLOW];
                 assert!(outcome.is_err_and(|code| refusals.contains(&code)), "{outcome:?}");

@@ -131,7 +131,8 @@ fn mixture(rig: &mut Rig<'_>) {
         jobs.push(Job::new(Command::Write, &direct, offset, &memory));
         jobs.push(Job::new(Command::Write, &buffered, offset, &memory));
         jobs.push(Job::new(Command::Sync { data_only: index % 2 == 0 }, &direct, 0, &memory));
-        let mut allocation = Job::new(Command::Allocate, &buffered, 0, &memory);
+        let mut allocation =
+            Job::new(Command::Allocate { keep_size: false }, &buffered, 0, &memory);
         allocation.length = 8 * ALIGNMENT;
         allocation.start = 0;
         jobs.push(without_memory(allocation));
@@ -152,7 +153,8 @@ fn sync_and_allocate(rig: &mut Rig<'_>) {
     for direct in [true, false] {
         let file = rig.file(b"before", direct);
         let memory = Memory::filled(0, 0);
-        let mut allocation = Job::new(Command::Allocate, &file, 1 << 20, &memory);
+        let mut allocation =
+            Job::new(Command::Allocate { keep_size: false }, &file, 1 << 20, &memory);
         allocation.length = (1 << 20) + 1;
         let outcome = rig.drive(std::slice::from_ref(&allocation))[0];
         match outcome {
@@ -164,6 +166,11 @@ fn sync_and_allocate(rig: &mut Rig<'_>) {
             // Not every file system has it.
             Err(code) => assert_eq!(code, libc::EOPNOTSUPP),
         }
+        let size = std::fs::metadata(&file.path).unwrap().len();
+        allocation.command = Command::Allocate { keep_size: true };
+        allocation.offset = size;
+        let _ = rig.drive(std::slice::from_ref(&allocation))[0];
+        assert_eq!(std::fs::metadata(&file.path).unwrap().len(), size);
         for data_only in [true, false] {
             rig.drive_fully(&[Job::new(Command::Sync { data_only }, &file, 0, &memory)]);
         }

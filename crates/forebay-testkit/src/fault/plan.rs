@@ -181,7 +181,7 @@ impl Scope {
             Self::Direct => moves && !transfer.buffered,
             Self::Buffered => moves && transfer.buffered,
             Self::Syncs => matches!(transfer.command, Command::Sync { .. }),
-            Self::Allocations => transfer.command == Command::Allocate,
+            Self::Allocations => matches!(transfer.command, Command::Allocate { .. }),
         }
     }
 }

@@ -71,7 +71,7 @@ impl ControlBlock {
             }
             Command::Sync { data_only: true } => block.opcode = IOCB_CMD_FDSYNC,
             Command::Sync { data_only: false } => block.opcode = IOCB_CMD_FSYNC,
-            Command::Allocate => unreachable!("allocation goes to threads"),
+            Command::Allocate { .. } => unreachable!("allocation goes to threads"),
         }
         if let Some(descriptor) = result_event {
             block.flags = IOCB_FLAG_RESFD;

@@ -33,7 +33,10 @@ pub(super) fn of(transfer: &Transfer) -> squeue::Entry {
             let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
             opcode::Fsync::new(fd).flags(flags).build()
         }
-        (Command::Allocate, _) => opcode::Fallocate::new(fd, length as u64).offset(offset).build(),
+        (Command::Allocate { keep_size }, _) => {
+            let mode = if keep_size { libc::FALLOC_FL_KEEP_SIZE } else { 0 };
+            opcode::Fallocate::new(fd, length as u64).offset(offset).mode(mode).build()
+        }
     };
     if transfer.file_slot.is_some() { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
 }
