@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import time
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
 
 from forebay import _forebay
 from forebay._arguments import Target, parse_offset, parse_size, parse_target
+from forebay._endings import handles
 from forebay._pending import Pending
 from forebay.errors import (
     ForebayError,
@@ -42,7 +40,6 @@ _LOGGED_MAX = 1024
 """Texts that are remembered, so that each is logged once however many handles there are."""
 
 _logged: set[str] = set()
-_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 
 class Handle:
@@ -134,7 +131,7 @@ class Handle:
         self._pending = Pending()
         self._closed = False
         self._core = _forebay.Handle(**options)
-        _handles.add(self)
+        handles.add(self)
         self._log_notices()
 
     # Whole arrays
@@ -363,12 +360,12 @@ class Handle:
             self.close()
         else:
             # The exception on its way is the one to see; failures of the handle are warned of.
-            self._close_and_warn()
+            self.close_and_warn()
 
     def __del__(self) -> None:
         # `__init__` may have failed before there was anything to close.
         if not getattr(self, "_closed", True) and getattr(self, "_core", None) is not None:
-            self._close_and_warn()
+            self.close_and_warn()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._core.pending()} operations under way"
@@ -383,7 +380,7 @@ class Handle:
         """Return the items as the core takes them, and whether they have offsets."""
         listed = []
         with_offset = set()
-        last: Target = None
+        last: object = listed
         target: str | int = ""
         for array, path, *rest in items:
             offset = rest[0] if rest else None
@@ -454,7 +451,12 @@ class Handle:
             _logger.error("a further operation failed: %s", other)
         raise first
 
-    def _close_and_warn(self) -> None:
+    def forget_pending(self) -> None:
+        """Forget the parent's operations, in a forked child."""
+        self._pending.reset()
+
+    def close_and_warn(self) -> None:
+        """Close, and warn of a failure that nobody waited for instead of raising it."""
         try:
             self.close()
         except ForebayError as error:
@@ -484,18 +486,3 @@ def _outcome(operation: _forebay.Operation, timeout: float | None) -> ForebayErr
     if not finished:
         raise WaitTimeoutError("some operations aren't done in time; they go on")
     return None
-
-
-def _at_exit() -> None:
-    for handle in list(_handles):
-        handle._close_and_warn()  # noqa: SLF001
-    _forebay.drain_all()
-
-
-def _after_fork() -> None:
-    for handle in list(_handles):
-        handle._pending.reset()  # noqa: SLF001
-
-
-atexit.register(_at_exit)
-os.register_at_fork(after_in_child=_after_fork)

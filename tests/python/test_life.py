@@ -395,3 +395,28 @@ def test_handles_come_and_go_without_a_trace(path: Path) -> None:
             handle.store(b"x" * 10_000, path)
     assert descriptor_count() == descriptors
     assert len(os.listdir("/proc/self/task")) <= threads
+
+
+def test_a_child_of_multiprocessing_finishes_what_it_began(path: Path) -> None:
+    run_python(
+        f"""
+        import multiprocessing, forebay
+
+        handle = forebay.Handle(block_size="64KiB", queue_depth=1, throttle="8MB")
+
+        def begin():
+            handle.store_async(bytes(range(256)) * 8192, {str(path)!r})
+
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("fork").Process(target=begin)
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+        """
+    )
+    assert path.read_bytes() == bytes(range(256)) * 8192
+
+
+def test_no_path_is_a_type_error(handle: forebay.Handle) -> None:
+    with pytest.raises(TypeError):
+        handle.load_many([(bytearray(4), None)])  # type: ignore[list-item]

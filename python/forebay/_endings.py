@@ -1,0 +1,56 @@
+"""What becomes of handles when a program ends or forks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+from forebay import _forebay
+
+if TYPE_CHECKING:
+    from forebay.handle import Handle
+
+__all__ = ["handles"]
+
+handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+"""The handles of this process that are still there."""
+
+_told_multiprocessing: list[bool] = []
+"""Not empty once multiprocessing knows what to do at the end of its children."""
+
+
+def _at_exit() -> None:
+    """Finish what is under way, and warn of failures that nobody heard of."""
+    for handle in list(handles):
+        handle.close_and_warn()
+    _forebay.drain_all()
+
+
+def _before_fork() -> None:
+    """Have the processes that multiprocessing forks finish what they began, too.
+
+    They end without what is registered with :mod:`atexit`, and forget multiprocessing's own
+    finalizers when they start.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and not _told_multiprocessing:
+        _told_multiprocessing.append(True)
+        util.register_after_fork(_at_exit, _finalize_at_exit)
+
+
+def _finalize_at_exit(_: object) -> None:
+    from multiprocessing.util import Finalize
+
+    Finalize(None, _at_exit, exitpriority=0)
+
+
+def _after_fork() -> None:
+    for handle in list(handles):
+        handle.forget_pending()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
