@@ -378,7 +378,7 @@ class Handle:
 
     def _items(self, items: Iterable[Item]) -> tuple[list[tuple[Any, str | int, int]], set[bool]]:
         """Return the items as the core takes them, and whether they have offsets."""
-        listed = []
+        listed: list[tuple[Any, str | int, int]] = []
         with_offset = set()
         last: object = listed
         target: str | int = ""
