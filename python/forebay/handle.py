@@ -96,7 +96,7 @@ class Handle:
         self,
         engine: str = "auto",
         *,
-        block_size: int | str = "1MiB",
+        block_size: int | str = "2MiB",
         queue_depth: int = 32,
         intra_op_parallelism: int = 2,
         durability: Durability = "none",
