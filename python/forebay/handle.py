@@ -52,12 +52,12 @@ class Handle:
     ----------
     engine : {"auto", "uring", "aio", "threads"}
         How the kernel is asked. ``"auto"`` is the first of the others that works here.
-    block_size : int or str
-        Most bytes in one transfer.
-    queue_depth : int
-        Transfers in flight per worker.
-    intra_op_parallelism : int
-        Workers, which share the blocks of all operations.
+    block_size : int or str, optional
+        Most bytes in one transfer; 2 MiB if not given.
+    queue_depth : int, optional
+        Transfers in flight per worker; 32 if not given.
+    intra_op_parallelism : int, optional
+        Workers, which share the blocks of all operations; 2 if not given.
     durability : {"none", "data", "full"}
         What a store waits for, unless it says otherwise itself: nothing, ``fdatasync``, or
         ``fsync`` of the file and its directory.
@@ -68,8 +68,9 @@ class Handle:
         Leave nothing in the page cache where transfers have to go through it.
     page_cache : bool
         Load from the page cache what is there already.
-    staging_bytes : int or str
-        Most memory for bytes that can't move straight between the array and the drive.
+    staging_bytes : int or str, optional
+        Most memory for bytes that can't move straight between the array and the drive; 8 MiB if
+        not given.
     single_submit : bool
         Hand transfers to the kernel one by one.
     sqpoll, iopoll : bool
@@ -96,14 +97,14 @@ class Handle:
         self,
         engine: str = "auto",
         *,
-        block_size: int | str = "2MiB",
-        queue_depth: int = 32,
-        intra_op_parallelism: int = 2,
+        block_size: int | str | None = None,
+        queue_depth: int | None = None,
+        intra_op_parallelism: int | None = None,
         durability: Durability = "none",
         direct: Literal["auto", "never", "always"] = "auto",
         drop_behind: bool = False,
         page_cache: bool = True,
-        staging_bytes: int | str = "64MiB",
+        staging_bytes: int | str | None = None,
         single_submit: bool = False,
         sqpoll: bool = False,
         iopoll: bool = False,
@@ -112,20 +113,24 @@ class Handle:
     ) -> None:
         options: dict[str, Any] = {
             "engine": engine,
-            "block_size": parse_size(block_size, "block_size"),
-            "queue_depth": parse_size(queue_depth, "queue_depth"),
-            "parallelism": parse_size(intra_op_parallelism, "intra_op_parallelism"),
             "durability": durability,
             "direct": direct,
             "drop_behind": drop_behind,
             "page_cache": page_cache,
-            "staging_bytes": parse_size(staging_bytes, "staging_bytes"),
             "single_submit": single_submit,
             "sqpoll": sqpoll,
             "iopoll": iopoll,
         }
-        if throttle is not None:
-            options["throttle_bytes_per_second"] = parse_size(throttle, "throttle")
+        numbers = {
+            "block_size": (block_size, "block_size"),
+            "queue_depth": (queue_depth, "queue_depth"),
+            "parallelism": (intra_op_parallelism, "intra_op_parallelism"),
+            "staging_bytes": (staging_bytes, "staging_bytes"),
+            "throttle_bytes_per_second": (throttle, "throttle"),
+        }
+        for option, (value, name) in numbers.items():
+            if value is not None:
+                options[option] = parse_size(value, name)
         if pool is not None:
             options["pool"] = pool._core  # noqa: SLF001
         self._pending = Pending()

@@ -183,8 +183,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_are_within_bounds() {
-        Options::default().validate().unwrap();
+    fn defaults_are_within_bounds_and_as_documented() {
+        let options = Options::default();
+        options.validate().unwrap();
+        // `forebay.Handle` names these in its docstring.
+        assert_eq!((options.block_size, options.queue_depth), (2 << 20, 32));
+        assert_eq!((options.parallelism, options.staging_bytes), (2, 8 << 20));
     }
 
     #[test]
