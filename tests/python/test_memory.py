@@ -229,3 +229,42 @@ def test_sizes_are_numbers_with_units(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         parse_size(text)
+
+
+def test_memory_that_cannot_be_touched_is_an_error_and_no_crash(path: Path) -> None:
+    run_python(
+        f"""
+        import os, warnings
+        import numpy as np
+        import forebay
+
+        data = np.arange(100_000, dtype="u1")
+        data.tofile({str(path)!r})
+        read_only = np.memmap({str(path)!r}, "u1", "r")
+
+        class Liar:
+            __array_interface__ = dict(
+                read_only.__array_interface__, data=(read_only.ctypes.data + 64, False),
+                shape=(50_000,), strides=None,
+            )
+
+        with forebay.Handle(page_cache=False) as handle:
+            try:
+                handle.load(Liar(), {str(path)!r})
+            except ValueError as error:
+                assert "read-only" in str(error), error
+            else:
+                raise AssertionError("memory that is mapped read-only was loaded into")
+
+            parents = handle.empty(10_000)
+            child = os.fork()
+            if child == 0:
+                try:
+                    handle.store(parents, {str(path)!r} + ".child")
+                except ValueError as error:
+                    os._exit(0 if "parent" in str(error) else 2)
+                os._exit(3)
+            assert os.waitpid(child, 0)[1] == 0
+        assert np.fromfile({str(path)!r}, "u1").tobytes() == data.tobytes()
+        """
+    )

@@ -22,7 +22,7 @@ use crate::operation::{ALLOCATE_BYTES_MIN, FilePart, OpenedFile, Operation, Plan
 use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
-use crate::syscalls::cached_bytes;
+use crate::syscalls::{cached_bytes, first_inaccessible};
 use crate::worker::abandon;
 
 /// Longest load, in bytes, that is tried in the caller's thread first: above it, waking a worker
@@ -169,7 +169,7 @@ impl Handle {
 
     fn open_runtime(&self) -> Result<Arc<Runtime>> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "the handle is closed"));
+            return Err(closed());
         }
         let runtime = self.runtime()?;
         match runtime.breakage() {
@@ -203,9 +203,13 @@ impl Handle {
     /// Opens the files, gets in line for them, and starts unless there is somebody to wait for.
     fn begin(&self, runtime: &Runtime, mut request: Request) -> Result<Arc<Shared>> {
         check_parts(&request)?;
+        check_memory(&request)?;
         for attempt in 1.. {
             let operation = self.prepare(runtime, &request)?;
-            runtime.tracker.begin(&operation);
+            if !runtime.tracker.begin(&operation) {
+                operation.withdraw();
+                return Err(closed());
+            }
             let may_go = runtime.tracker.order().enter(&operation);
             // An earlier store of the same name may have failed and removed the file between its
             // being opened here and this operation's getting in line.
@@ -439,6 +443,7 @@ impl Handle {
         if !runtime.belongs_here() {
             return Ok(());
         }
+        runtime.tracker.close();
         if !runtime.is_worker_thread() {
             wait_all(&runtime, None);
         }
@@ -554,12 +559,39 @@ fn check_parts(request: &Request) -> Result<()> {
         if address.is_null() && length > 0 {
             return invalid(format!("{length} bytes of memory at a null address"));
         }
+        if address.addr().checked_add(length).is_none() {
+            return invalid(format!("{length} bytes of memory from {address:p} on don't exist"));
+        }
         let end = offset.checked_add(length as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
             return invalid(format!("offset {offset} and length {length} don't fit in a file"));
         }
     }
     Ok(())
+}
+
+/// Refuses memory that can't be touched, which would otherwise end the process where bytes are
+/// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each part.
+fn check_memory(request: &Request) -> Result<()> {
+    let ends = request.parts.iter().filter(|part| part.length > 0).flat_map(|part| {
+        let first = part.address.expose_provenance();
+        [first, first + (part.length - 1)]
+    });
+    let bytes: Vec<usize> = ends.collect();
+    let load = request.direction == Direction::Load;
+    match first_inaccessible(&bytes, load) {
+        None => Ok(()),
+        Some(address) => {
+            let how = if load { "written to" } else { "read" };
+            let text = format!("the tensor's memory at {address:#x} can't be {how}");
+            Err(Error::new(ErrorKind::InvalidInput, text)
+                .hint("is it mapped read-only, unmapped, or pool memory of the parent process?"))
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the handle is closed")
 }
 
 /// How far into each file the parts reach.

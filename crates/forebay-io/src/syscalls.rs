@@ -58,3 +58,72 @@ pub(crate) fn duplicate(number: std::os::fd::RawFd) -> Result<OwnedFd, rustix::i
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_dupfd_cloexec(borrowed, 0)
 }
+
+/// Most ranges in one `process_vm_readv(2)` (`UIO_MAXIOV`).
+const RANGES_MAX: usize = 1024;
+
+/// The first of the bytes that this process may not read or, if asked for, write to. Memory isn't
+/// changed: what is written is what was read.
+///
+/// Where the kernel can't be asked (seccomp), nothing is found.
+pub(crate) fn first_inaccessible(bytes: &[usize], writable: bool) -> Option<usize> {
+    bytes.chunks(RANGES_MAX).find_map(|chunk| {
+        let mut values = [0u8; RANGES_MAX];
+        let read = transfer_bytes(libc::SYS_process_vm_readv, &mut values, chunk);
+        let reached = match (read, writable) {
+            (Some(count), true) if count == chunk.len() => {
+                transfer_bytes(libc::SYS_process_vm_writev, &mut values, chunk)
+            }
+            _ => read,
+        };
+        reached.and_then(|count| chunk.get(count).copied())
+    })
+}
+
+/// Moves single bytes between this process's own memory and `values`; how many could be moved, or
+/// `None` if the kernel refuses to try.
+fn transfer_bytes(call: libc::c_long, values: &mut [u8], bytes: &[usize]) -> Option<usize> {
+    let remote: Vec<libc::iovec> = bytes
+        .iter()
+        .map(|address| libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(*address),
+            iov_len: 1,
+        })
+        .collect();
+    let local = libc::iovec { iov_base: values.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: the kernel checks every address of `remote` and fails instead of faulting; `local` is
+    // as long as `values`, which is borrowed for the call. Bytes are written back as they were read,
+    // to memory that the caller is about to have overwritten.
+    let moved = unsafe {
+        libc::syscall(call, process, &raw const local, 1, remote.as_ptr(), remote.len(), 0)
+    };
+    match usize::try_from(moved) {
+        Ok(count) => Some(count),
+        Err(_) if std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => Some(0),
+        Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Constants are read-only.
+    static CONSTANT: [u8; 4] = *b"abcd";
+
+    #[test]
+    fn memory_that_may_not_be_touched_is_found_without_touching_it() {
+        let good = vec![7u8; 3000];
+        let address = good.as_ptr().expose_provenance();
+        let bytes: Vec<usize> = (0..3000).map(|index| address + index).collect();
+        assert_eq!(first_inaccessible(&bytes, true), None);
+        assert_eq!(good, vec![7; 3000]);
+        let mut with_hole = bytes;
+        with_hole[2500] = 4096;
+        assert_eq!(first_inaccessible(&with_hole, false), Some(4096));
+        let constant = CONSTANT.as_ptr().expose_provenance();
+        assert_eq!(first_inaccessible(&[constant], false), None);
+        assert_eq!(first_inaccessible(&[constant], true), Some(constant));
+    }
+}

@@ -25,6 +25,7 @@ pub(crate) struct Tracker {
 struct Books {
     live: BTreeMap<u64, Arc<Shared>>,
     unseen: BTreeMap<u64, Error>,
+    closed: bool,
 }
 
 impl Tracker {
@@ -45,8 +46,18 @@ impl Tracker {
         self.last_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn begin(&self, operation: &Arc<Shared>) {
-        self.books().live.insert(operation.id, Arc::clone(operation));
+    /// Takes an operation up, to be waited for by a close; `false` if the books are closed.
+    pub(crate) fn begin(&self, operation: &Arc<Shared>) -> bool {
+        let mut books = self.books();
+        if !books.closed {
+            books.live.insert(operation.id, Arc::clone(operation));
+        }
+        !books.closed
+    }
+
+    /// Takes no further operation up.
+    pub(crate) fn close(&self) {
+        self.books().closed = true;
     }
 
     /// Forgets an operation that never began.

@@ -30,8 +30,21 @@ fn slow_options() -> Options {
 }
 
 /// Starts a store of memory that the operation itself keeps alive.
-#[expect(unsafe_code, reason = "requests name memory by address")]
 fn store(handle: &Handle, path: &Path, content: Vec<u8>, priority: Priority) -> Operation {
+    submit(handle, path, content, priority).unwrap()
+}
+
+fn try_store(handle: &Handle, path: &Path, content: Vec<u8>) -> forebay_io::Result<Operation> {
+    submit(handle, path, content, Priority::Demand)
+}
+
+#[expect(unsafe_code, reason = "requests name memory by address")]
+fn submit(
+    handle: &Handle,
+    path: &Path,
+    content: Vec<u8>,
+    priority: Priority,
+) -> forebay_io::Result<Operation> {
     let mut content = Box::new(content);
     let (address, length) = (content.as_mut_ptr(), content.len());
     let request = Request {
@@ -41,7 +54,7 @@ fn store(handle: &Handle, path: &Path, content: Vec<u8>, priority: Priority) -> 
         ..Request::new(Direction::Store, Target::Path(path.to_path_buf()), 0, address, length)
     };
     // SAFETY: `keep` holds the memory until the operation is done.
-    unsafe { handle.submit(request) }.unwrap()
+    unsafe { handle.submit(request) }
 }
 
 #[test]
@@ -231,7 +244,16 @@ fn closing_while_others_submit_never_strands_an_operation() {
         std::thread::scope(|scope| {
             for user in 0..3 {
                 let (handle, path) = (&handle, directory.path().join(format!("{user}")));
-                scope.spawn(move || while handle.store(&path, &[7; 100]).is_ok() {});
+                scope.spawn(move || {
+                    let mut accepted = Vec::new();
+                    while let Ok(operation) = try_store(handle, &path, vec![7; 100]) {
+                        accepted.push(operation);
+                    }
+                    // What was accepted before the close is done by it, and not refused.
+                    for operation in accepted {
+                        operation.wait().unwrap();
+                    }
+                });
             }
             std::thread::sleep(Duration::from_micros(round * 20));
             handle.close().unwrap();
