@@ -69,10 +69,10 @@ const RANGES_MAX: usize = 1024;
 pub(crate) fn first_inaccessible(bytes: &[usize], writable: bool) -> Option<usize> {
     bytes.chunks(RANGES_MAX).find_map(|chunk| {
         let mut values = [0u8; RANGES_MAX];
-        let read = transfer_bytes(libc::SYS_process_vm_readv, &mut values, chunk);
+        let read = transfer_bytes(libc::process_vm_readv, &mut values, chunk);
         let reached = match (read, writable) {
             (Some(count), true) if count == chunk.len() => {
-                transfer_bytes(libc::SYS_process_vm_writev, &mut values, chunk)
+                transfer_bytes(libc::process_vm_writev, &mut values, chunk)
             }
             _ => read,
         };
@@ -80,9 +80,19 @@ pub(crate) fn first_inaccessible(bytes: &[usize], writable: bool) -> Option<usiz
     })
 }
 
+/// `process_vm_readv(2)` or `process_vm_writev(2)`.
+type VectorCall = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
+
 /// Moves single bytes between this process's own memory and `values`; how many could be moved, or
 /// `None` if the kernel refuses to try.
-fn transfer_bytes(call: libc::c_long, values: &mut [u8], bytes: &[usize]) -> Option<usize> {
+fn transfer_bytes(call: VectorCall, values: &mut [u8], bytes: &[usize]) -> Option<usize> {
     let remote: Vec<libc::iovec> = bytes
         .iter()
         .map(|address| libc::iovec {
@@ -92,12 +102,11 @@ fn transfer_bytes(call: libc::c_long, values: &mut [u8], bytes: &[usize]) -> Opt
         .collect();
     let local = libc::iovec { iov_base: values.as_mut_ptr().cast(), iov_len: bytes.len() };
     let process = rustix::process::getpid().as_raw_nonzero().get();
+    let count = remote.len() as libc::c_ulong;
     // SAFETY: the kernel checks every address of `remote` and fails instead of faulting; `local` is
-    // as long as `values`, which is borrowed for the call. Bytes are written back as they were read,
-    // to memory that the caller is about to have overwritten.
-    let moved = unsafe {
-        libc::syscall(call, process, &raw const local, 1, remote.as_ptr(), remote.len(), 0)
-    };
+    // no longer than `values`, which is borrowed for the call. Bytes are written back as they were
+    // read, to memory that the caller is about to have overwritten.
+    let moved = unsafe { call(process, &raw const local, 1, remote.as_ptr(), count, 0) };
     match usize::try_from(moved) {
         Ok(count) => Some(count),
         Err(_) if std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => Some(0),
