@@ -11,7 +11,8 @@ pub struct PoolOptions {
     pub huge_pages: bool,
     /// Touch the pages of long buffers (from [`TOUCH_BYTES_MIN`](super::TOUCH_BYTES_MIN) up) on a
     /// thread of the pool's, ahead of the transfers into them: `MADV_POPULATE_WRITE`, Linux 5.14;
-    /// does nothing on older kernels.
+    /// does nothing on older kernels. Loads into fresh memory end about a sixth earlier for a
+    /// tenth more processor time; memory that is allocated and never used is resident with it.
     pub touch: bool,
     /// How many bytes of regions to keep when their last buffer goes, for requests that they fit;
     /// 0: none. They count as mapped, stay registered with engines, and are let go, the one kept

@@ -271,7 +271,10 @@ impl Pool {
         if let Some(grant) = self.reuse(state, want) {
             return Ok(Some(grant));
         }
-        let evicted = if turn { state.make_room(want.region_bytes, budget) } else { None };
+        // Under a budget full of kept regions, the small requests that follow share one again.
+        let spare_bytes = if want.length <= SMALL_BYTES_MAX { SHARED_BYTES } else { 0 };
+        let room = || state.make_room(want.region_bytes, spare_bytes, budget);
+        let evicted = turn.then(room).flatten();
         Ok(evicted.map(|evicted| Grant::Own { evicted }))
     }
 
@@ -449,13 +452,13 @@ impl State {
     }
 
     /// Counts `bytes` to be mapped, if the budget has room for them once kept regions are gone:
-    /// those that have to be, which come back, and whose bytes stay counted.
-    fn make_room(&mut self, bytes: usize, budget: usize) -> Option<Vec<Region>> {
-        let lacking = bytes.saturating_sub(budget.saturating_sub(self.stats.mapped_bytes));
-        if lacking > self.kept.bytes() {
+    /// those that come back, whose bytes stay counted. If it can be, `spare` more bytes get room.
+    fn make_room(&mut self, bytes: usize, spare: usize, budget: usize) -> Option<Vec<Region>> {
+        let free = budget.saturating_sub(self.stats.mapped_bytes);
+        if bytes.saturating_sub(free) > self.kept.bytes() {
             return None;
         }
-        let evicted = self.kept.let_go(lacking);
+        let evicted = self.kept.let_go(bytes.saturating_add(spare).saturating_sub(free));
         self.count_mapped(bytes.saturating_sub(total_bytes(&evicted)));
         Some(evicted)
     }

@@ -15,13 +15,16 @@ use std::thread;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
-/// The most that is touched between two looks at what was dropped: two huge pages, well under a
-/// millisecond of zeroing on memory that the machine has at hand.
+use super::registry::PIECE_BYTES;
+
+/// The most that is touched between two looks at what was dropped: two huge pages, a fraction of a
+/// millisecond of zeroing; ten where the machine is virtual and its host has to find the memory.
 const STEP_BYTES: usize = 4 << 20;
 
-/// Buffers from this length up are touched ahead: shorter ones are filled by the time that a
-/// thread of its own takes to start on a busy core.
-pub const TOUCH_BYTES_MIN: usize = 32 << 20;
+/// Buffers from this length up are touched ahead. Engines register memory in pieces, and the first
+/// transfer into a piece touches all of it: nothing can be ahead of that in the first, and loads
+/// into one piece were measured to take as long either way.
+pub const TOUCH_BYTES_MIN: usize = 2 * PIECE_BYTES;
 
 const THREAD_NAME: &str = "forebay-touch";
 
@@ -160,7 +163,8 @@ mod tests {
 
     const PAGES: usize = 3 * STEP_BYTES + 8192;
 
-    fn map(access: ProtFlags) -> usize {
+    fn map() -> usize {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let start = unsafe {
             rustix::mm::mmap_anonymous(ptr::null_mut(), PAGES, access, MapFlags::PRIVATE)
@@ -189,14 +193,15 @@ mod tests {
     #[test]
     fn a_region_that_cannot_be_touched_ends_alone() {
         let toucher = Arc::new(Toucher::default());
-        let (refusing, good) = (map(ProtFlags::empty()), map(ProtFlags::READ | ProtFlags::WRITE));
-        let touching = [touch(&toucher, 1, refusing), touch(&toucher, 2, good)];
+        let (gone, good) = (map(), map());
+        // What is not mapped is refused as memory that ran out is: `ENOMEM`.
+        unmap(gone);
+        let touching = [touch(&toucher, 1, gone), touch(&toucher, 2, good)];
         wait_until_idle(&toucher);
         let state = toucher.lock();
         assert!(state.waiting.is_empty() && state.busy.is_none() && !state.unsupported);
         drop(state);
         drop(touching);
-        unmap(refusing);
         unmap(good);
     }
 
@@ -205,7 +210,7 @@ mod tests {
         let toucher = Arc::new(Toucher::default());
         // As if the thread were at work, so that it is the test that looks at the list.
         toucher.lock().running = true;
-        let start = map(ProtFlags::READ | ProtFlags::WRITE);
+        let start = map();
         let [first, second] = [1, 2].map(|region| touch(&toucher, region, start));
         drop(first);
         let regions: Vec<_> = toucher.lock().waiting.iter().map(|span| span.region).collect();
@@ -213,6 +218,26 @@ mod tests {
         toucher.run();
         assert!(!toucher.lock().running);
         drop(second);
+        unmap(start);
+    }
+
+    #[test]
+    fn a_drop_waits_for_the_step_under_way_if_that_is_its_own() {
+        let toucher = Arc::new(Toucher::default());
+        toucher.lock().running = true;
+        let start = map();
+        let [first, second] = [1, 2].map(|region| touch(&toucher, region, start));
+        toucher.lock().busy = Some(Busy { region: 1, dropped: false });
+        drop(second);
+        let dropper = thread::spawn(move || drop(first));
+        while !toucher.lock().busy.as_ref().unwrap().dropped {
+            thread::yield_now();
+        }
+        assert!(!dropper.is_finished());
+        toucher.lock().busy = None;
+        toucher.step_ended.notify_all();
+        dropper.join().unwrap();
+        assert!(toucher.lock().waiting.is_empty());
         unmap(start);
     }
 }
