@@ -67,11 +67,17 @@ class WakeEvent:
 @final
 class Pool:
     def __new__(
-        cls, budget_bytes: int | None = None, lock: bool = True, huge_pages: bool = True
+        cls,
+        budget_bytes: int | None = None,
+        retain_bytes: int = 0,
+        lock: bool = True,
+        huge_pages: bool = True,
+        touch: bool = True,
     ) -> Pool: ...
     @staticmethod
     def shared() -> Pool: ...
     def allocate(self, length: int, alignment: int, timeout: float | None) -> PinnedBuffer: ...
+    def trim(self) -> int: ...
     def stats(self) -> PoolStats: ...
 
 @final

@@ -38,6 +38,7 @@ class PoolStats(TypedDict):
     budget_bytes: int | None
     used_bytes: int
     mapped_bytes: int
+    kept_bytes: int
     locked_bytes: int
     peak_bytes: int
     buffers: int

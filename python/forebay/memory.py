@@ -26,17 +26,25 @@ class Pool:
     """Pinned memory with a budget.
 
     Sizes are exact (no rounding to powers of two), memory is given back with the last reference
-    to an array in it.
+    to an array in it, unless ``retain`` has the pool keep it.
 
     Parameters
     ----------
     budget : int or str, optional
         Most bytes to hold; by default, what the machine has free.
+    retain : int or str
+        Most bytes to keep when their last array goes, for arrays of the same size or up to an
+        eighth less: loads into such memory take least, since it is mapped, touched and registered
+        already. An array in it holds what the last one left there. What is kept counts against
+        the budget and goes when that lacks room, the oldest first, or with :meth:`trim`.
     lock : bool
         Keep it from being swapped out, where the limits of the host allow that; ``stats()`` says
         if they don't.
     huge_pages : bool
         Ask for huge pages.
+    touch : bool
+        Touch the pages of long arrays (128 MiB and more) ahead of the loads into them, on a
+        thread of the pool's that lives while there are any.
 
     Examples
     --------
@@ -48,10 +56,17 @@ class Pool:
     """
 
     def __init__(
-        self, budget: int | str | None = None, *, lock: bool = True, huge_pages: bool = True
+        self,
+        budget: int | str | None = None,
+        retain: int | str = 0,
+        *,
+        lock: bool = True,
+        huge_pages: bool = True,
+        touch: bool = True,
     ) -> None:
         budget_bytes = None if budget is None else parse_size(budget, "budget")
-        self._core = _forebay.Pool(budget_bytes, lock, huge_pages)
+        retain_bytes = parse_size(retain, "retain")
+        self._core = _forebay.Pool(budget_bytes, retain_bytes, lock, huge_pages, touch)
 
     @classmethod
     def _over(cls, core: _forebay.Pool) -> Pool:
@@ -67,7 +82,7 @@ class Pool:
         *,
         timeout: float | None = 0,
     ) -> Any:
-        """Return an array in pinned memory.
+        """Return an array in pinned memory: zeros, or anything in a pool that retains memory.
 
         Parameters
         ----------
@@ -102,6 +117,10 @@ class Pool:
         length = math.prod(extents) * kind.itemsize
         buffer = self._core.allocate(length, _ALIGNMENT_BYTES, timeout)
         return make(buffer, kind, extents)
+
+    def trim(self) -> int:
+        """Let go of the memory that ``retain`` has kept, and return how many bytes that was."""
+        return self._core.trim()
 
     def stats(self) -> PoolStats:
         """Return what it holds now."""

@@ -142,6 +142,77 @@ def test_a_full_pool_can_be_waited_for() -> None:
     assert pool.empty(8 * MIB, timeout=None).nbytes == 8 * MIB
 
 
+def test_a_pool_keeps_memory_only_if_asked_and_up_to_a_limit() -> None:
+    pool = forebay.Pool(retain="12MiB")
+    for size in (8, 4, 3):
+        array = pool.empty(size * MIB)
+        del array
+        gc.collect()
+    stats = pool.stats()
+    assert (stats["used_bytes"], stats["kept_bytes"]) == (0, 4 * MIB)
+    assert pool.trim() == 4 * MIB
+    assert pool.stats()["mapped_bytes"] == 0
+    plain = forebay.Pool()
+    array = plain.empty(8 * MIB)
+    del array
+    gc.collect()
+    assert plain.stats()["kept_bytes"] == plain.trim() == 0
+
+
+def test_kept_memory_holds_its_bytes_and_moves_the_new_ones(path: Path) -> None:
+    pool = forebay.Pool(retain=16 * MIB)
+    with forebay.Handle(pool=pool, staging_bytes="1MiB") as handle:
+        addresses = set()
+        for seed in range(4):
+            array = handle.empty((2, MIB), "float32")
+            if seed:
+                assert (array == seed).all()
+            addresses.add(array.ctypes.data)
+            array[:] = seed + 1
+            handle.store(array, path)
+            array[:] = 0
+            handle.load(array, path)
+            assert (array == seed + 1).all()
+            assert np.array_equal(np.fromfile(path, "float32"), array.ravel())
+            del array
+            gc.collect()
+    assert len(addresses) == 1
+
+
+def test_kept_memory_makes_room_in_the_budget() -> None:
+    pool = forebay.Pool("8MiB", "8MiB")
+    kept = pool.empty(6 * MIB)
+    del kept
+    gc.collect()
+    assert pool.stats()["kept_bytes"] == 6 * MIB
+    assert pool.empty(8 * MIB).nbytes == 8 * MIB
+    with pytest.raises(InvalidInputError):
+        forebay.Pool(retain="much")
+
+
+@pytest.mark.parametrize("touch", [True, False])
+def test_long_arrays_are_touched_ahead_if_asked(touch: bool) -> None:
+    done = run_python(
+        f"""
+        import time
+        import forebay
+
+        def resident():
+            with open("/proc/self/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * 4096
+
+        pool = forebay.Pool(touch={touch})
+        before = resident()
+        array = pool.empty(160 << 20)
+        deadline = time.monotonic() + (60 if {touch} else 0.2)
+        while resident() - before < array.nbytes and time.monotonic() < deadline:
+            time.sleep(0.005)
+        print(resident() - before >= array.nbytes)
+        """
+    )
+    assert done.stdout.strip() == str(touch)
+
+
 def test_more_than_the_machine_has_is_refused_at_once() -> None:
     with open("/proc/meminfo", encoding="ascii") as file:
         total = int(file.readline().split()[1]) << 10

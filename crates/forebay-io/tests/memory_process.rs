@@ -9,10 +9,11 @@ use std::io::Write as _;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use forebay_io::error::ErrorKind;
-use forebay_io::memory::{Pool, PoolOptions, RegionListener, listen, piece_of};
+use forebay_io::memory::{Pool, PoolOptions, RegionListener, TOUCH_BYTES_MIN, listen, piece_of};
 
 const MIB: usize = 1 << 20;
 const CHILD: &str = "FOREBAY_TEST_CHILD";
@@ -107,7 +108,7 @@ fn memory_goes_back_to_the_kernel_on_drop() {
     if !is_child(name) {
         return alone(&[], name);
     }
-    let pool = Pool::new(PoolOptions::default());
+    let pool = Pool::new(PoolOptions { touch: false, ..PoolOptions::default() });
     let before = status_bytes("VmRSS:");
     let mut large = pool.allocate(96 * MIB, 4096).unwrap();
     assert!(status_bytes("VmRSS:") < before + 16 * MIB, "nothing is touched yet");
@@ -179,7 +180,7 @@ fn an_address_space_limit_is_an_error_with_the_cause() {
 fn what_a_control_group_cannot_give_is_refused() {
     let name = "what_a_control_group_cannot_give_is_refused";
     if is_child(name) {
-        let pool = Pool::new(PoolOptions::default());
+        let pool = Pool::new(PoolOptions { touch: false, ..PoolOptions::default() });
         let error = pool.allocate(256 * MIB, 4096).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         let text = error.to_string();
@@ -305,4 +306,181 @@ fn child_of_a_fork(
     check(!heard.0.load(Ordering::SeqCst), "a listener was called")?;
     drop(own);
     check(global.stats().regions == 0, "own memory isn't given back")
+}
+
+/// Waits for what happens in the background, with time enough for a slow host.
+fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !happened() {
+        assert!(Instant::now() < deadline, "{what}: not in two minutes");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether the kernel touches ahead: `MADV_POPULATE_WRITE` came with Linux 5.14.
+fn can_touch() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(5), Some(14))
+}
+
+/// The threads of this process that touch pages.
+fn touching_threads() -> usize {
+    let names = fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
+        // A thread can end between being listed and being read.
+        fs::read_to_string(task.ok()?.path().join("comm")).ok()
+    });
+    names.filter(|name| name.trim_end() == "forebay-touch").count()
+}
+
+#[test]
+fn long_buffers_are_touched_while_nobody_uses_them() {
+    let name = "long_buffers_are_touched_while_nobody_uses_them";
+    if !is_child(name) {
+        return alone(&[], name);
+    }
+    if !can_touch() {
+        println!("skipped: this kernel can't touch pages ahead");
+        return;
+    }
+    let pool = Pool::new(PoolOptions::default());
+    let before = status_bytes("VmRSS:");
+    let short = pool.allocate(TOUCH_BYTES_MIN - 1 - (64 << 10), 4096).unwrap();
+    assert_eq!(touching_threads(), 0);
+    let length = TOUCH_BYTES_MIN + 5 * MIB + 4096;
+    let long: Vec<_> = (0..3).map(|_| pool.allocate(length, 4096).unwrap()).collect();
+    eventually("all is touched", || status_bytes("VmRSS:") >= before + 3 * length);
+    eventually("the thread ends", || touching_threads() == 0);
+    assert!(status_bytes("VmRSS:") < before + 3 * length + 16 * MIB, "the short one isn't touched");
+    for buffer in &long {
+        assert!(buffer.as_slice().iter().all(|&byte| byte == 0));
+    }
+    let again = pool.allocate(length, 4096).unwrap();
+    eventually("a thread starts again", || status_bytes("VmRSS:") >= before + 4 * length);
+    drop((short, long, again));
+    eventually("that thread ends", || touching_threads() == 0);
+    assert!(status_bytes("VmRSS:") < before + 16 * MIB);
+    let plain = Pool::new(PoolOptions { touch: false, ..PoolOptions::default() });
+    let untouched = plain.allocate(2 * length, 4096).unwrap();
+    assert_eq!(touching_threads(), 0);
+    assert!(status_bytes("VmRSS:") < before + 16 * MIB);
+    drop(untouched);
+}
+
+#[test]
+fn what_is_dropped_at_once_is_not_touched_and_its_thread_ends() {
+    let name = "what_is_dropped_at_once_is_not_touched_and_its_thread_ends";
+    if !is_child(name) {
+        return alone(&[], name);
+    }
+    let pool = Pool::new(PoolOptions::default());
+    let before = status_bytes("VmRSS:");
+    let threads: Vec<_> = (0..4u8)
+        .map(|seed| {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || {
+                for round in 0..1000 {
+                    let mut buffer = pool.allocate(2 * TOUCH_BYTES_MIN, 4096).unwrap();
+                    // Some are dropped before their first step, some in it, some after it; what
+                    // is mapped in their place must be left alone.
+                    if round % 3 == 0 {
+                        thread::yield_now();
+                    }
+                    if round % 100 == 0 {
+                        buffer.as_mut_slice()[..MIB].fill(seed);
+                        thread::yield_now();
+                        assert!(buffer.as_slice()[..MIB].iter().all(|&byte| byte == seed));
+                    }
+                    drop(buffer);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!((pool.stats().mapped_bytes, pool.stats().regions), (0, 0));
+    eventually("the thread ends", || touching_threads() == 0);
+    assert!(status_bytes("VmRSS:") < before + 16 * MIB);
+}
+
+#[test]
+fn a_process_out_of_threads_allocates_without_touching() {
+    let name = "a_process_out_of_threads_allocates_without_touching";
+    if is_child(name) {
+        let pool = Pool::new(PoolOptions::default());
+        let mut buffer = pool.allocate(2 * TOUCH_BYTES_MIN, 4096).unwrap();
+        assert_eq!(touching_threads(), 0);
+        let refused = thread::Builder::new().spawn(|| ());
+        if refused.is_ok() {
+            println!("skipped: the limit on threads doesn't bind here");
+            return;
+        }
+        buffer.as_mut_slice()[..MIB].fill(3);
+        assert!(buffer.as_slice()[..MIB].iter().all(|&byte| byte == 3));
+        drop(buffer);
+        assert_eq!(pool.stats().mapped_bytes, 0);
+        return;
+    }
+    // A stack that no address space holds is as good as a limit on threads, which root doesn't have.
+    alone(&["env", "RUST_MIN_STACK=70368744177664"], name);
+}
+
+#[test]
+fn a_fork_while_pages_are_touched_hurts_neither_side() {
+    let name = "a_fork_while_pages_are_touched_hurts_neither_side";
+    if !is_child(name) {
+        return alone(&[], name);
+    }
+    let options = PoolOptions { retain_bytes: 512 * MIB, ..PoolOptions::default() };
+    let pool = Pool::new(options.clone());
+    let length = TOUCH_BYTES_MIN + 4 * MIB;
+    for round in 0..20 {
+        drop(pool.allocate(TOUCH_BYTES_MIN, 4096).unwrap());
+        let mut inherited = Some(pool.allocate(length, 4096).unwrap());
+        let mut inherited_pool = Some(Arc::clone(&pool));
+        if round % 2 == 0 {
+            eventually("it is being touched", || !can_touch() || touching_threads() > 0);
+        }
+        in_forked_child(|| {
+            drop(inherited.take());
+            let pool = inherited_pool.take().unwrap();
+            let check = |right, what: &str| if right { Ok(()) } else { Err(what.to_owned()) };
+            check(pool.trim() == 0, "the parent's regions can be let go")?;
+            check(pool.stats().kept_bytes == 0, "the parent's regions are counted")?;
+            drop(pool);
+            let own = Pool::new(options.clone());
+            let mut buffer = own.allocate(length, 4096).unwrap();
+            buffer.as_mut_slice()[length - MIB..].fill(5);
+            check(buffer.as_slice()[length - 1] == 5, "own memory can't be written")?;
+            drop(buffer);
+            check(own.trim() == length, "own memory isn't kept")
+        });
+        let mut buffer = inherited.take().unwrap();
+        buffer.as_mut_slice().fill(7);
+        assert!(buffer.as_slice().iter().all(|&byte| byte == 7));
+        drop(buffer);
+        assert_eq!(pool.trim(), length + TOUCH_BYTES_MIN);
+        assert_eq!(pool.stats().mapped_bytes, 0);
+    }
+}
+
+#[test]
+fn trimming_gives_kept_memory_back_to_the_kernel() {
+    let name = "trimming_gives_kept_memory_back_to_the_kernel";
+    if !is_child(name) {
+        return alone(&[], name);
+    }
+    let pool = Pool::new(PoolOptions { retain_bytes: 64 * MIB, ..PoolOptions::default() });
+    let (resident, locked) = (status_bytes("VmRSS:"), status_bytes("VmLck:"));
+    let mut buffer = pool.allocate(48 * MIB, 4096).unwrap();
+    buffer.as_mut_slice().fill(1);
+    drop(buffer);
+    assert!(status_bytes("VmRSS:") >= resident + 48 * MIB);
+    assert_eq!(pool.stats().kept_bytes, 48 * MIB);
+    assert_eq!(status_bytes("VmLck:") - locked, pool.stats().locked_bytes);
+    assert_eq!(pool.trim(), 48 * MIB);
+    assert!(status_bytes("VmRSS:") < resident + 16 * MIB);
+    assert_eq!((pool.stats().mapped_bytes, pool.stats().locked_bytes), (0, 0));
+    assert_eq!((status_bytes("VmLck:"), pool.trim()), (locked, 0));
 }

@@ -28,9 +28,16 @@ impl Pool {
 #[pymethods]
 impl Pool {
     #[new]
-    #[pyo3(signature = (budget_bytes=None, lock=true, huge_pages=true))]
-    fn new(budget_bytes: Option<usize>, lock: bool, huge_pages: bool) -> Self {
-        Self(forebay_io::Pool::new(PoolOptions { budget_bytes, lock, huge_pages }))
+    #[pyo3(signature = (budget_bytes=None, retain_bytes=0, lock=true, huge_pages=true, touch=true))]
+    fn new(
+        budget_bytes: Option<usize>,
+        retain_bytes: usize,
+        lock: bool,
+        huge_pages: bool,
+        touch: bool,
+    ) -> Self {
+        let options = PoolOptions { budget_bytes, lock, huge_pages, touch, retain_bytes };
+        Self(forebay_io::Pool::new(options))
     }
 
     /// The pool of the process.
@@ -39,7 +46,7 @@ impl Pool {
         Self(py.detach(forebay_io::Pool::global))
     }
 
-    /// Zeroed memory; waits for room in the budget for `timeout` seconds (`None`: for ever).
+    /// Memory; waits for room in the budget for `timeout` seconds (`None`: for ever).
     #[pyo3(signature = (length, alignment, timeout))]
     fn allocate(
         &self,
@@ -66,6 +73,11 @@ impl Pool {
         }
     }
 
+    /// Lets go of what it keeps without a buffer; how many bytes those were.
+    fn trim(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.0.trim())
+    }
+
     /// What it holds now.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.0.stats());
@@ -73,6 +85,7 @@ impl Pool {
         answer.set_item("budget_bytes", stats.budget_bytes)?;
         answer.set_item("used_bytes", stats.used_bytes)?;
         answer.set_item("mapped_bytes", stats.mapped_bytes)?;
+        answer.set_item("kept_bytes", stats.kept_bytes)?;
         answer.set_item("locked_bytes", stats.locked_bytes)?;
         answer.set_item("peak_bytes", stats.peak_bytes)?;
         answer.set_item("buffers", stats.buffers)?;

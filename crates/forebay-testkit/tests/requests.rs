@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use forebay_io::engine::record::{RecordFactory, RecordedTransfer, Recording};
 use forebay_io::engine::{Command, EngineFactory, EngineKind};
+use forebay_io::memory::piece_of;
 use forebay_io::{DirectMode, Durability, Handle, Options, Pool, PoolOptions};
 use forebay_testkit::memory::{Placed, pattern};
 use forebay_testkit::usage::cached_bytes;
@@ -210,6 +211,45 @@ fn pool_memory_is_registered_once_and_let_go_with_its_last_buffer() {
     drop(handle);
     assert_eq!(pool.stats().mapped_bytes, 0);
     assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 4));
+}
+
+#[test]
+fn a_kept_region_stays_registered_and_moves_what_its_next_buffer_holds() {
+    let directory = directory();
+    let path = directory.path().join("w.bin");
+    if !takes_direct(directory.path()) {
+        return;
+    }
+    let pool = Pool::new(PoolOptions { retain_bytes: usize::MAX, ..PoolOptions::default() });
+    let options = Options { pool: Some(Arc::clone(&pool)), parallelism: 1, ..Options::default() };
+    let Some((handle, recording)) = recorded(EngineKind::Uring, options) else { return };
+    let length = 20 << 20;
+    let (mut regions, mut slots) = (Vec::new(), Vec::new());
+    for round in 0..4 {
+        let mut buffer = pool.allocate(length, 4096).unwrap();
+        let content = pattern(round, length);
+        buffer.as_mut_slice().copy_from_slice(&content);
+        handle.store(&path, buffer.as_slice()).unwrap();
+        assert!(std::fs::read(&path).unwrap() == content, "round {round}");
+        buffer.as_mut_slice().fill(0);
+        handle.load(&path, 0, buffer.as_mut_slice()).unwrap();
+        assert!(buffer.as_slice() == content, "round {round}");
+        regions.push(piece_of(buffer.as_ptr(), length).unwrap().region);
+        let moved = recording.transfers();
+        slots.extend(moved.iter().filter(|t| t.command == Command::Write).map(|t| t.buffer_slot));
+        recording.clear();
+    }
+    assert!(regions.iter().all(|region| *region == regions[0]), "{regions:?}");
+    if handle.stats().bytes_registered == 0 {
+        return eprintln!("skipped: memory can't be registered: {:?}", handle.stats().fallbacks);
+    }
+    assert!(slots.iter().all(|slot| slot.is_some() && *slot == slots[0]), "{slots:?}");
+    // Once it is really gone, what comes in its place is registered anew.
+    assert_eq!(pool.trim(), length);
+    let mut buffer = pool.allocate(length, 4096).unwrap();
+    assert_ne!(piece_of(buffer.as_ptr(), length).unwrap().region, regions[0]);
+    handle.load(&path, 0, buffer.as_mut_slice()).unwrap();
+    assert!(buffer.as_slice() == pattern(3, length));
 }
 
 #[test]

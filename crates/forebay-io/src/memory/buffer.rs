@@ -20,7 +20,8 @@ pub(super) enum Place {
     Own(Option<Region>),
 }
 
-/// Memory of a [`Pool`], zero when handed out; dropping it gives it back at once.
+/// Memory of a [`Pool`]; dropping it gives it back at once. It is initialised when handed out:
+/// zero, but for what [`retain_bytes`](super::PoolOptions::retain_bytes) says.
 ///
 /// In a forked child the memory isn't mapped: reading it there is a fault, dropping it is fine.
 #[derive(Debug)]
@@ -66,12 +67,12 @@ impl PoolBuffer {
         &self.pool
     }
 
-    /// Its bytes. They are initialised: zero, or what was written since.
+    /// Its bytes. They are initialised: as handed out, or what was written since.
     ///
     /// Whoever has a transfer write to [`as_ptr`](Self::as_ptr) makes sure that no such slice is
     /// in use before its completion.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the pool zeroed these bytes and they are this buffer's alone until it is dropped.
+        // SAFETY: mapped bytes are initialised by the kernel, and these are this buffer's alone until it is dropped.
         unsafe { slice::from_raw_parts(self.address.as_ptr(), self.length) }
     }
 

@@ -2,11 +2,14 @@
 //!
 //! A [`Pool`] hands out [`PoolBuffer`]s. Large buffers have a mapping (a *region*) of their own,
 //! their length rounded up to whole pages; small ones share regions of 2 MiB. A region is
-//! unmapped, and its memory back with the kernel, when its last buffer goes.
+//! unmapped, and its memory back with the kernel, when its last buffer goes, unless
+//! [`PoolOptions::retain_bytes`] has it kept for the next request. The pages of long buffers are
+//! touched in the background ([`PoolOptions::touch`]).
 //!
 //! # Invariants
 //!
-//! - A buffer's bytes are zero when it is handed out, and no two live buffers overlap.
+//! - A buffer's bytes are zero when it is handed out, or, where regions are kept, what an earlier
+//!   buffer of the pool left; no two live buffers overlap.
 //! - The bytes that a pool has mapped never exceed its budget.
 //! - What a region lacks (a lock, huge pages) is a flag, never a failed allocation.
 //! - Regions aren't mapped in a forked child, and nothing that a child does to objects it
@@ -28,22 +31,27 @@
 //! # Ok::<(), forebay_io::error::Error>(())
 //! ```
 //!
-//! The arithmetic of free extents (`extents`) makes no system calls; mapping and locking are in
-//! `region`, the lock-free list of all regions in `registry`, what the machine has left in
+//! The arithmetic of free extents (`extents`) makes no system calls, nor does the choice among
+//! kept regions (`kept`); mapping and locking are in `region`, touching in `touch`, the lock-free list of all regions in `registry`, what the machine has left in
 //! [`limits`], fork detection in `process`.
 
 pub mod limits;
 
 mod buffer;
 mod extents;
+mod kept;
+mod options;
 mod pool;
 pub(crate) mod process;
 mod region;
 mod registry;
+mod touch;
 
 pub use buffer::PoolBuffer;
-pub use pool::{Pool, PoolOptions, PoolStats};
+pub use options::{PoolOptions, PoolStats};
+pub use pool::Pool;
 pub use registry::{PIECE_BYTES, Piece, RegionListener, listen, piece_of};
+pub use touch::TOUCH_BYTES_MIN;
 
 /// The smallest alignment of a buffer: a cache line.
 pub const ALIGNMENT_MIN: usize = 64;

@@ -14,8 +14,11 @@ use arc_swap::ArcSwapOption;
 
 use super::buffer::{Place, PoolBuffer};
 use super::extents::Extents;
+use super::kept::Kept;
+use super::options::{PoolOptions, PoolStats};
 use super::process::ProcessLocal;
 use super::region::{HUGE_PAGE_BYTES, Locking, Region, region_bytes};
+use super::touch::{TOUCH_BYTES_MIN, Toucher};
 use super::{ALIGNMENT_MIN, limits};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -27,50 +30,13 @@ const SMALL_BYTES_MAX: usize = SHARED_BYTES / 2;
 
 static GLOBAL: ArcSwapOption<Pool> = ArcSwapOption::const_empty();
 
-/// How a [`Pool`] behaves.
-#[derive(Clone, Debug)]
-pub struct PoolOptions {
-    /// The most bytes to have mapped at any moment; `None`: as much as the machine has left.
-    pub budget_bytes: Option<usize>,
-    /// Keep pages in memory (`mlock2`), where the host allows it.
-    pub lock: bool,
-    /// Ask for transparent huge pages.
-    pub huge_pages: bool,
-}
-
-impl Default for PoolOptions {
-    fn default() -> Self {
-        Self { budget_bytes: None, lock: true, huge_pages: true }
-    }
-}
-
-/// What a [`Pool`] holds at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// The most bytes it may map.
-    pub budget_bytes: Option<usize>,
-    /// The lengths of its live buffers, summed.
-    pub used_bytes: usize,
-    /// The bytes of its regions, those being mapped or unmapped included.
-    pub mapped_bytes: usize,
-    /// The bytes of its regions that are locked.
-    pub locked_bytes: usize,
-    /// The most that `mapped_bytes` has been.
-    pub peak_bytes: usize,
-    /// Its live buffers.
-    pub buffers: usize,
-    /// Its regions.
-    pub regions: usize,
-    /// Why some memory isn't locked and what to do about it, if locking was ever refused.
-    pub lock_refused: Option<String>,
-}
-
 /// A source of pinned memory with a hard budget. See the [module documentation](super).
 #[derive(Debug)]
 pub struct Pool {
     options: PoolOptions,
     state: ProcessLocal<Mutex<State>>,
     room: Condvar,
+    toucher: ProcessLocal<Arc<Toucher>>,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +44,7 @@ struct State {
     stats: PoolStats,
     extents: Extents,
     shared: BTreeMap<u64, SharedRegion>,
+    kept: Kept,
     /// Tickets of those who wait, the first in line at the front.
     waiting: VecDeque<u64>,
     next_ticket: u64,
@@ -104,10 +71,11 @@ type Notice = Option<String>;
 
 /// What a request got under the lock.
 enum Grant {
-    /// Part of a shared region, of which the first bytes need zeroing.
-    Shared { buffer: PoolBuffer, dirty_bytes: usize, notice: Notice },
-    /// The right to map `region_bytes`, which are counted already.
-    Own,
+    /// Memory that is mapped, of which the first bytes need zeroing.
+    Mapped { buffer: PoolBuffer, dirty_bytes: usize, notice: Notice },
+    /// The right to map `region_bytes`, which are counted already, as far as they can be as those
+    /// of kept regions that are to be unmapped first.
+    Own { evicted: Vec<Region> },
 }
 
 impl Pool {
@@ -118,6 +86,7 @@ impl Pool {
             options,
             state: ProcessLocal::new(Mutex::new(state)),
             room: Condvar::new(),
+            toucher: ProcessLocal::new(Arc::default()),
         })
     }
 
@@ -140,7 +109,8 @@ impl Pool {
         &self.options
     }
 
-    /// `length` zeroed bytes at a multiple of `alignment`, at once or not at all.
+    /// `length` bytes at a multiple of `alignment`, at once or not at all. They are zero, unless
+    /// they come from a region that [`PoolOptions::retain_bytes`] kept.
     ///
     /// # Errors
     ///
@@ -209,8 +179,20 @@ impl Pool {
 
     /// What it holds now. In a forked child: nothing.
     pub fn stats(&self) -> PoolStats {
-        let stats = self.lock().map(|state| state.stats.clone()).unwrap_or_default();
+        let stats = |state: MutexGuard<'_, State>| PoolStats {
+            kept_bytes: state.kept.bytes(),
+            ..state.stats.clone()
+        };
+        let stats = self.lock().map(stats).unwrap_or_default();
         PoolStats { budget_bytes: self.options.budget_bytes, ..stats }
+    }
+
+    /// Lets go of all regions that are kept without a buffer, and says how many bytes those were.
+    pub fn trim(&self) -> usize {
+        let Ok(mut state) = self.lock() else { return 0 };
+        let gone = state.kept.let_go(usize::MAX);
+        drop(state);
+        self.unmap(gone, 0)
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
@@ -265,10 +247,7 @@ impl Pool {
     /// Finds or counts the bytes for a request; `None` when there is no room now. Without a
     /// `turn` it can have only what is mapped already.
     fn grant(self: &Arc<Self>, state: &mut State, want: Want, turn: bool) -> Result<Option<Grant>> {
-        let may_map = |state: &State, bytes: usize| {
-            let budget = self.options.budget_bytes.unwrap_or(usize::MAX);
-            turn && budget.saturating_sub(state.stats.mapped_bytes) >= bytes
-        };
+        let budget = self.options.budget_bytes.unwrap_or(usize::MAX);
         if want.length == 0 {
             return Ok(Some(self.empty(state, want.alignment)));
         }
@@ -276,15 +255,27 @@ impl Pool {
             if let Some(grant) = self.share(state, want, None) {
                 return Ok(Some(grant));
             }
-            if may_map(state, SHARED_BYTES) {
-                let notice = self.add_shared_region(state)?;
-                return Ok(self.share(state, want, notice));
+            if let Some(region) = state.kept.take_exactly(SHARED_BYTES, SHARED_BYTES) {
+                state.add_shared(region, SHARED_BYTES);
+                return Ok(self.share(state, want, None));
+            }
+            if turn && budget.saturating_sub(state.stats.mapped_bytes) >= SHARED_BYTES {
+                match self.map_shared_region(state) {
+                    Ok(notice) => return Ok(self.share(state, want, notice)),
+                    // Without the lock, kept regions can make room for it.
+                    Err(_) if state.kept.bytes() > 0 => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
-        Ok(may_map(state, want.region_bytes).then(|| {
-            state.count_mapped(want.region_bytes);
-            Grant::Own
-        }))
+        if let Some(grant) = self.reuse(state, want) {
+            return Ok(Some(grant));
+        }
+        // Under a budget full of kept regions, the small requests that follow share one again.
+        let spare_bytes = if want.length <= SMALL_BYTES_MAX { SHARED_BYTES } else { 0 };
+        let room = || state.make_room(want.region_bytes, spare_bytes, budget);
+        let evicted = turn.then(room).flatten();
+        Ok(evicted.map(|evicted| Grant::Own { evicted }))
     }
 
     fn empty(self: &Arc<Self>, state: &mut State, alignment: usize) -> Grant {
@@ -297,7 +288,7 @@ impl Pool {
             place: Place::Nowhere,
             pool: Arc::clone(self),
         };
-        Grant::Shared { buffer, dirty_bytes: 0, notice: None }
+        Grant::Mapped { buffer, dirty_bytes: 0, notice: None }
     }
 
     /// Takes an extent of a shared region, if one is free.
@@ -317,30 +308,55 @@ impl Pool {
             place: Place::Shared(extent),
             pool: Arc::clone(self),
         };
-        Some(Grant::Shared { buffer, dirty_bytes, notice })
+        Some(Grant::Mapped { buffer, dirty_bytes, notice })
+    }
+
+    /// Takes a kept region, if one fits.
+    fn reuse(self: &Arc<Self>, state: &mut State, want: Want) -> Option<Grant> {
+        let region = state.kept.take(want.region_bytes, want.alignment)?;
+        let dirty_bytes = if want.length <= SMALL_BYTES_MAX { want.length } else { 0 };
+        let buffer = self.hand_out(state, region, want.length);
+        Some(Grant::Mapped { buffer, dirty_bytes, notice: None })
+    }
+
+    fn hand_out(self: &Arc<Self>, state: &mut State, region: Region, length: usize) -> PoolBuffer {
+        state.stats.used_bytes += length;
+        state.stats.buffers += 1;
+        PoolBuffer {
+            address: region.start().unwrap_or(NonNull::dangling()),
+            length,
+            locked: region.is_locked(),
+            place: Place::Own(Some(region)),
+            pool: Arc::clone(self),
+        }
     }
 
     /// Maps one more shared region. It is short enough to be mapped under the lock, which keeps
     /// threads that start at once from mapping one each.
-    fn add_shared_region(&self, state: &mut State) -> Result<Notice> {
+    fn map_shared_region(&self, state: &mut State) -> Result<Notice> {
         limits::refuse_what_is_not_there(SHARED_BYTES)?;
         let region = Region::map(SHARED_BYTES, SHARED_BYTES, &self.options)?;
         state.count_mapped(SHARED_BYTES);
         let notice = state.count_region(&region);
-        state.extents.add_space(region.id(), SHARED_BYTES);
-        state.shared.insert(region.id(), SharedRegion { region, touched: 0 });
+        state.add_shared(region, 0);
         Ok(notice)
     }
 
-    /// The slow part of an allocation, without the lock: zeroing or mapping.
+    /// The slow part of an allocation, without the lock: zeroing, unmapping, mapping.
     fn fulfil(self: &Arc<Self>, grant: Grant, want: Want) -> Result<PoolBuffer> {
-        if let Grant::Shared { mut buffer, dirty_bytes, notice } = grant {
-            buffer.clear(dirty_bytes);
-            log(notice);
-            return Ok(buffer);
-        }
-        let mapped = limits::refuse_what_is_not_there(want.region_bytes)
-            .and_then(|()| Region::map(want.region_bytes, want.alignment, &self.options));
+        let evicted = match grant {
+            Grant::Own { evicted } => evicted,
+            Grant::Mapped { mut buffer, dirty_bytes, notice } => {
+                buffer.clear(dirty_bytes);
+                log(notice);
+                return Ok(buffer);
+            }
+        };
+        self.unmap(evicted, want.region_bytes);
+        let mapped = self.map(want).or_else(|error| match self.trim() {
+            0 => Err(error),
+            _ => self.map(want),
+        });
         let mut state = self.lock()?;
         let region = match mapped {
             Ok(region) => region,
@@ -351,17 +367,22 @@ impl Pool {
             }
         };
         let notice = state.count_region(&region);
-        state.stats.used_bytes += want.length;
-        state.stats.buffers += 1;
+        let buffer = self.hand_out(&mut state, region, want.length);
         drop(state);
         log(notice);
-        Ok(PoolBuffer {
-            address: region.start().unwrap_or(NonNull::dangling()),
-            length: want.length,
-            locked: region.is_locked(),
-            place: Place::Own(Some(region)),
-            pool: Arc::clone(self),
-        })
+        Ok(buffer)
+    }
+
+    /// Maps a region for a request, if the machine has the memory.
+    fn map(&self, want: Want) -> Result<Region> {
+        limits::refuse_what_is_not_there(want.region_bytes)?;
+        let mut region = Region::map(want.region_bytes, want.alignment, &self.options)?;
+        if let (true, Some(toucher)) = (self.options.touch, self.toucher.get())
+            && want.region_bytes >= TOUCH_BYTES_MIN
+        {
+            region.touch(toucher);
+        }
+        Ok(region)
     }
 
     /// A buffer of `length` bytes is gone. Does nothing in a forked child.
@@ -374,36 +395,43 @@ impl Pool {
             Place::Own(region) => region,
             Place::Shared(extent) => {
                 let empty = state.extents.release(extent);
-                if !state.waiting.is_empty() {
-                    self.room.notify_all();
-                }
                 (empty && state.extents.remove_space(extent.space))
                     .then(|| state.shared.remove(&extent.space))
                     .flatten()
                     .map(|shared| shared.region)
             }
         };
-        drop(state);
-        if let Some(region) = region {
-            self.unmap(region);
+        let retain_bytes = self.options.retain_bytes;
+        let gone = region.map_or_else(Vec::new, |region| state.kept.put(region, retain_bytes));
+        if !state.waiting.is_empty() {
+            self.room.notify_all();
         }
+        drop(state);
+        self.unmap(gone, 0);
     }
 
-    /// Unmaps without the lock, then makes the bytes available to others.
-    fn unmap(&self, region: Region) {
-        let length = region.length();
-        let locked = if region.is_locked() { length } else { 0 };
-        drop(region);
-        let Ok(mut state) = self.lock() else { return };
-        state.stats.mapped_bytes -= length;
+    /// Unmaps without the lock, then makes the bytes available to others, but for `heir_bytes` of
+    /// them, which stay counted. Returns how many bytes those regions had.
+    fn unmap(&self, regions: Vec<Region>, heir_bytes: usize) -> usize {
+        if regions.is_empty() {
+            return 0;
+        }
+        let count = regions.len();
+        let length = total_bytes(&regions);
+        let locked: usize =
+            regions.iter().filter(|region| region.is_locked()).map(Region::length).sum();
+        drop(regions);
+        let Ok(mut state) = self.lock() else { return 0 };
+        state.stats.mapped_bytes -= length.saturating_sub(heir_bytes);
         state.stats.locked_bytes -= locked;
-        state.stats.regions -= 1;
+        state.stats.regions -= count;
         self.room.notify_all();
+        length
     }
 
     fn no_room(&self, state: &State, want: Want, kind: ErrorKind, after: &str) -> Error {
         let budget = self.options.budget_bytes.unwrap_or(usize::MAX);
-        let mapped = state.stats.mapped_bytes;
+        let mapped = state.stats.mapped_bytes - state.kept.bytes();
         let (length, region_bytes) = (want.length, want.region_bytes);
         let mut message = format!(
             "cannot allocate {length} bytes ({region_bytes} of whole pages){after}: {mapped} of \
@@ -423,6 +451,24 @@ impl State {
         self.stats.peak_bytes = self.stats.peak_bytes.max(self.stats.mapped_bytes);
     }
 
+    /// Counts `bytes` to be mapped, if the budget has room for them once kept regions are gone:
+    /// those that come back, whose bytes stay counted. If it can be, `spare` more bytes get room.
+    fn make_room(&mut self, bytes: usize, spare: usize, budget: usize) -> Option<Vec<Region>> {
+        let free = budget.saturating_sub(self.stats.mapped_bytes);
+        if bytes.saturating_sub(free) > self.kept.bytes() {
+            return None;
+        }
+        let evicted = self.kept.let_go(bytes.saturating_add(spare).saturating_sub(free));
+        self.count_mapped(bytes.saturating_sub(total_bytes(&evicted)));
+        Some(evicted)
+    }
+
+    /// Adds a region for small buffers, of which the first `touched` bytes may not be zero.
+    fn add_shared(&mut self, region: Region, touched: usize) {
+        self.extents.add_space(region.id(), SHARED_BYTES);
+        self.shared.insert(region.id(), SharedRegion { region, touched });
+    }
+
     /// Counts a new region; the first refusal to lock one is to be logged.
     fn count_region(&mut self, region: &Region) -> Notice {
         self.stats.regions += 1;
@@ -436,6 +482,10 @@ impl State {
         }
         None
     }
+}
+
+fn total_bytes(regions: &[Region]) -> usize {
+    regions.iter().map(Region::length).sum()
 }
 
 fn log(notice: Notice) {

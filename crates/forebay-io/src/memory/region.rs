@@ -12,6 +12,7 @@ use super::PoolOptions;
 use super::limits;
 use super::process::ProcessLocal;
 use super::registry::Entry;
+use super::touch::{Toucher, Touching};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The size of a huge page on x86-64 and on arm64 with 4 KiB pages.
@@ -26,10 +27,12 @@ pub(super) enum Locking {
     Refused(String),
 }
 
-/// Zeroed memory that is unmapped on drop, after its listeners have heard of it. In a forked
-/// child it isn't mapped, and dropping it there does nothing.
+/// Memory, zeroed when it is mapped, that is unmapped on drop, after its listeners have heard of
+/// it. In a forked child it isn't mapped, and dropping it there does nothing.
 #[derive(Debug)]
 pub(super) struct Region {
+    /// Before the mapping, since fields are dropped in order: nothing unmapped is touched.
+    touching: ProcessLocal<Option<Touching>>,
     mapping: ProcessLocal<Mapping>,
     entry: Arc<Entry>,
     locking: Locking,
@@ -61,7 +64,17 @@ impl Region {
         }
         let locking = if options.lock { mapping.lock() } else { Locking::NotAsked };
         let entry = Entry::publish(mapping.start.addr().get(), length);
-        Ok(Self { mapping: ProcessLocal::new(mapping), entry, locking })
+        let touching = ProcessLocal::new(None);
+        Ok(Self { touching, mapping: ProcessLocal::new(mapping), entry, locking })
+    }
+
+    /// Has all of it touched in the background, for as long as it lives.
+    pub(super) fn touch(&mut self, toucher: &Arc<Toucher>) {
+        let Some(mapping) = self.mapping.get() else { return };
+        let start = mapping.start.as_ptr().expose_provenance();
+        // SAFETY: the mapping is dropped after what comes back.
+        let touching = unsafe { toucher.touch(self.id(), start, mapping.length) };
+        self.touching = ProcessLocal::new(touching);
     }
 
     /// A number that no other region of this process has or had.
