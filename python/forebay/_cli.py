@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -26,14 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
     from forebay.quickstart import run
+    from forebay.quickstart.output import discard
 
     try:
         return run(options.files, options.dir, options.size, options.repeats)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has seen enough.
+        discard(sys.stdout)
         return 0
 
 

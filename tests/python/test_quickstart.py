@@ -33,14 +33,39 @@ def write_safetensors(path: Path, count: int = 3) -> Path:
     return path
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "forebay", "quickstart", *map(str, arguments)]
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "forebay", "quickstart", *map(str, arguments)]
+
+
+def environment(**extra: str) -> dict[str, str]:
     paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ}
+    variables = {**os.environ, **extra}
     if not any(Path(entry, "forebay").exists() for entry in sys.path):
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
+    return variables
+
+
+def run(*arguments: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=110, env=environment
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env=environment(**extra),
+    )
+
+
+def run_redirected(redirection: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run with what a shell puts behind the command."""
+    script = f'set -o pipefail; "$@" {redirection}'
+    return subprocess.run(
+        ["bash", "-c", script, "bash", *command(*arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env=environment(),
     )
 
 
@@ -170,3 +195,41 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     data = [tensors.Tensor("layer", "U8", (5000,), pattern(5000))]
     with pytest.raises(Problem, match="layer"):
         measure.measure([Broken()], data, str(tmp_path), 1, lambda _: None)
+
+
+def test_a_reader_that_goes_away_is_taken_in_silence(tmp_path: Path) -> None:
+    model = write_safetensors(tmp_path / "model.safetensors")
+    done = run_redirected("| head -1", model, "--dir", tmp_path, "--repeats", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("3 tensors")
+    assert done.stdout.count("\n") == 1
+
+
+def test_ascii_output_gets_ascii_signs(tmp_path: Path) -> None:
+    directory = tmp_path / "größe"
+    directory.mkdir()
+    model = write_safetensors(tmp_path / "model.safetensors")
+    arguments = (model, "--dir", directory, "--repeats", "1")
+    done = run(*arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    assert "x as fast" in done.stdout
+    assert "-----" in done.stdout
+    assert "gr\\xf6" in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_a_closed_output_takes_everything(tmp_path: Path) -> None:
+    model = write_safetensors(tmp_path / "model.safetensors")
+    done = run_redirected(">&-", model, "--dir", tmp_path, "--repeats", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run_redirected(">&- 2>&-", tmp_path / "none", "--dir", tmp_path)
+    assert done.returncode == 2
+
+
+def test_a_full_output_is_not_a_full_directory(tmp_path: Path) -> None:
+    model = write_safetensors(tmp_path / "model.safetensors")
+    done = run_redirected(">/dev/full", model, "--dir", tmp_path, "--repeats", "1")
+    text = "cannot write to standard output: No space left on device"
+    assert done.stderr == f"forebay quickstart: {text}\n"
+    assert done.returncode == 1
+    assert os.listdir(tmp_path) == ["model.safetensors"]

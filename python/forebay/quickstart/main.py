@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from forebay import _forebay
 from forebay.errors import ForebayError
 from forebay.quickstart.measure import measure
+from forebay.quickstart.output import complain, fitting, say
 from forebay.quickstart.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
 from forebay.quickstart.report import bars, table
 from forebay.quickstart.tensors import default_tensors, file_tensors
@@ -44,6 +45,8 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
         _compare_ways(tensors, directory, repeats)
     except Problem as problem:
         return _give_up(problem)
+    except BrokenPipeError:
+        raise  # whoever read the output has seen enough, which is no fault of the directory
     except OSError as error:
         return _give_up(explain(error, directory))
     except ForebayError as error:
@@ -52,28 +55,28 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
 
 
 def _give_up(problem: Problem) -> int:
-    sys.stderr.write(f"forebay quickstart: {problem}\n")
+    complain(f"forebay quickstart: {problem}")
     return problem.code
 
 
 def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> None:
     size = sum(tensor.data.nbytes for tensor in tensors)
     forebay, all_ways, left_out = ways(tensors)
-    _say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
+    say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
     with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
         with tempfile.TemporaryDirectory(prefix="forebay-quickstart-", dir=directory) as scratch:
             results = measure(all_ways, tensors, scratch, repeats, progress.step)
         progress.close()
-        _say(_how(forebay, directory))
+        say(_how(forebay, directory))
     for reason in left_out:
-        _say(f"left out: {reason}")
-    _say("every byte compared: all the same\n")
-    _say(table(results, size))
+        say(f"left out: {reason}")
+    say("every byte compared: all the same\n")
+    say(table(results, size))
     chart = os.path.join(directory, _CHART)
     title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
     with open(chart, "w", encoding="utf-8") as file:
         file.write(bars(results, size, title))
-    _say(f"\nbars: {chart}")
+    say(f"\nbars: {chart}")
 
 
 def _how(forebay: Forebay, directory: str) -> str:
@@ -166,25 +169,21 @@ def _payload(files: Sequence[str], size: int) -> int:
         raise Problem(text, EXIT_USAGE) from error
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 class _Progress:
     """A bar on the terminal; nothing where there is none."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._done = -1
-        self._shown = sys.stderr.isatty()
+        self._shown = sys.stderr is not None and sys.stderr.isatty()
 
     def step(self, what: str) -> None:
         self._done += 1
         if self._shown:
             full = _PROGRESS_WIDTH * self._done // self._steps
             bar = "█" * full + "░" * (_PROGRESS_WIDTH - full)
-            sys.stderr.write(f"\r\033[K{bar} {self._done}/{self._steps} {what}")
+            line = f"\r\033[K{bar} {self._done}/{self._steps} {what}"
+            sys.stderr.write(fitting(line, sys.stderr))
             sys.stderr.flush()
 
     def close(self) -> None:
