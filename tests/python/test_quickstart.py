@@ -33,6 +33,16 @@ def write_safetensors(path: Path, count: int = 3) -> Path:
     return path
 
 
+def write_header(path: Path, header: str | dict[str, Any], data: bytes = b"") -> Path:
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def entry(shape: Any = (4,), offsets: Any = (0, 16), dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "forebay", "quickstart", *map(str, arguments)]
 
@@ -233,3 +243,50 @@ def test_a_full_output_is_not_a_full_directory(tmp_path: Path) -> None:
     assert done.stderr == f"forebay quickstart: {text}\n"
     assert done.returncode == 1
     assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "C64", "BOOL", "F8_E4M3"])
+def test_tensors_without_elements_are_taken(tmp_path: Path, dtype: str) -> None:
+    header = {
+        "empty": entry([0, 5], [0, 0], dtype),
+        "full": entry(),
+        "last": entry([5, 0], [16, 16], dtype),
+    }
+    model = write_header(tmp_path / "model.safetensors", header, bytes(range(16)))
+    done = run(model, "--dir", tmp_path, "--repeats", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 tensors" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ({"a": entry([True], [0, 4])}, "the shape of tensor 'a': wanted a list of whole numbers"),
+        ({"a": entry([-4])}, "from 0 up, found [-4]"),
+        ({"a": entry([4.0])}, "from 0 up, found [4.0]"),
+        ({"a": entry(4)}, "from 0 up, found 4"),
+        ({"a": entry([0, 1 << 62, 1 << 62], [0, 0])}, "the shape of tensor 'a': wanted at most"),
+        ({"a": entry([0, 1 << 63], [0, 0], "NEW")}, "the shape of tensor 'a': wanted at most"),
+        ({"a": entry(dtype=["F32"])}, "the dtype of tensor 'a': wanted a name, found ['F32']"),
+        ({"a": entry(offsets=[False, 16])}, "wanted a begin and an end, found [False, 16]"),
+        ({"a": entry(offsets=[16, 0])}, "wanted a begin and an end, found [16, 0]"),
+        ({"a": entry(offsets=[16])}, "wanted a begin and an end, found [16]"),
+        ({"a": entry(offsets=[0, 20])}, "tensor 'a' of F32 [4]: wanted 16 bytes, found 20"),
+        ({"a": entry(offsets=[32, 48])}, "tensor 'a' ends at 48, the data at 32"),
+        ({"a": entry(), "b": entry()}, "tensor 'b' begins at 0, inside tensor 'a', which ends"),
+        ({"b": entry(offsets=[12, 28]), "a": entry()}, "tensor 'b' begins at 12, inside"),
+        ({"a": {"shape": [4]}}, "tensor 'a': wanted an object with dtype, shape and data_offsets"),
+        ({"a": 17}, "shape and data_offsets, found 17"),
+        ({"a\ud800": entry()}, "the name of a tensor: wanted text"),
+        ('{"a": 1, "a": 2}', "its header has 'a' twice"),
+        ("[]", "its header: wanted an object, found []"),
+    ],
+)
+def test_a_wrong_header_is_told_what_was_wanted(
+    tmp_path: Path, header: str | dict[str, Any], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_header(tmp_path / "x.safetensors", header, bytes(32))
+    assert main(["quickstart", str(path), "--dir", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "is not a safetensors file: " in message
+    assert text in message

@@ -193,14 +193,17 @@ def ways(tensors: Sequence[Tensor]) -> tuple[Forebay, list[Way], list[str]]:
 
 
 def _state_dict(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    return {tensor.name: _torch_tensor(tensor) for tensor in tensors}
+
+
+def _torch_tensor(tensor: Tensor) -> Any:
     import torch
 
-    return {
-        tensor.name: torch.from_numpy(tensor.data)
-        .view(getattr(torch, _TORCH_TYPES[tensor.dtype]))
-        .reshape(tensor.shape)
-        for tensor in tensors
-    }
+    dtype = getattr(torch, _TORCH_TYPES[tensor.dtype])
+    if not tensor.data.nbytes:
+        # An array of no bytes has a stride that torch won't view as a wider type.
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.from_numpy(tensor.data).view(dtype).reshape(tensor.shape)
 
 
 def _bytes_of(tensor: Any) -> Bytes:
