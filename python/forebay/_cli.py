@@ -1,7 +1,7 @@
 """The ``forebay`` command of the Python package.
 
 Exit codes: 0 all well; 1 something failed on the way; 2 the arguments can't be used; 3 the
-directory or the machine can't take it; 130 interrupted.
+directory or the machine can't take it; 130 interrupted, 143 terminated, 129 hung up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     from forebay.quickstart import run
     from forebay.quickstart.output import discard
+    from forebay.quickstart.scratch import Ended, ending
 
     try:
-        return run(options.files, options.dir, options.size, options.repeats)
+        with ending():
+            return run(options.files, options.dir, options.size, options.repeats)
+    except Ended as ended:
+        return ended.code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

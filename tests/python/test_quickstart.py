@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -290,3 +292,57 @@ def test_a_wrong_header_is_told_what_was_wanted(
     message = capsys.readouterr().err
     assert "is not a safetensors file: " in message
     assert text in message
+
+
+def start_storing(directory: Path) -> subprocess.Popen[str]:
+    """Start a long run, and return when it has stored something."""
+    before = set(directory.glob("forebay-quickstart-*"))
+    arguments = ("--dir", directory, "--size", "20M", "--repeats", "100000")
+    child = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    for _ in range(6000):
+        stored = directory.glob("forebay-quickstart-*/tensors-*")
+        if {path.parent for path in stored} - before:
+            return child
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    child.kill()
+    raise AssertionError(child.communicate())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_directory(tmp_path: Path, number: signal.Signals) -> None:
+    child = start_storing(tmp_path)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors) == (128 + number, "")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    killed = start_storing(tmp_path)
+    (dead,) = tmp_path.glob("forebay-quickstart-*")
+    live = start_storing(tmp_path)
+    try:
+        killed.kill()
+        killed.communicate()
+        mine = tmp_path / "forebay-quickstart-mine"
+        mine.mkdir()
+        (mine / "tensors-0").write_bytes(b"mine")
+        (owned,) = set(tmp_path.glob("forebay-quickstart-*")) - {dead, mine}
+        assert dead.exists()
+        done = run("--dir", tmp_path, "--size", "20M", "--repeats", "1")
+        assert done.returncode == 0, done.stderr
+        assert not dead.exists()
+        assert (mine / "tensors-0").read_bytes() == b"mine"
+        assert owned.exists()
+        assert live.poll() is None
+    finally:
+        live.terminate()
+        live.communicate(timeout=60)
+    assert not owned.exists()

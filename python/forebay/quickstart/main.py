@@ -13,6 +13,7 @@ from forebay.quickstart.measure import measure
 from forebay.quickstart.output import complain, fitting, say
 from forebay.quickstart.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
 from forebay.quickstart.report import bars, table
+from forebay.quickstart.scratch import remove_stale, scratch
 from forebay.quickstart.tensors import default_tensors, file_tensors
 from forebay.quickstart.ways import ways
 
@@ -37,6 +38,7 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
     """Run the quickstart; return the exit code."""
     try:
         _check_directory(directory)
+        remove_stale(directory)
         _check_memory(_payload(files, size))
         tensors = file_tensors(files) if files else default_tensors(size)
         if not any(tensor.data.nbytes for tensor in tensors):
@@ -64,8 +66,8 @@ def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> No
     forebay, all_ways, left_out = ways(tensors)
     say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
     with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
-        with tempfile.TemporaryDirectory(prefix="forebay-quickstart-", dir=directory) as scratch:
-            results = measure(all_ways, tensors, scratch, repeats, progress.step)
+        with scratch(directory) as path:
+            results = measure(all_ways, tensors, path, repeats, progress.step)
         progress.close()
         say(_how(forebay, directory))
     for reason in left_out:
