@@ -27,6 +27,8 @@ _TORCH_TYPES = {
     "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
 
+_MISSING = "not installed (pip install torch safetensors)"
+
 
 class Way(Protocol):
     """One way: ``store`` returns when the bytes are on the drive, ``load`` when all are here."""
@@ -179,6 +181,8 @@ def ways(tensors: Sequence[Tensor]) -> tuple[Forebay, list[Way], list[str]]:
         import torch  # noqa: F401
     except (ImportError, OSError, ValueError) as error:
         # What a broken installation of torch raises isn't always an ImportError.
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return forebay, found, [f"torch.save/load and safetensors: torch is {_MISSING}"]
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         return forebay, found, [f"torch.save/load and safetensors: torch: {first_line}"]
     if unknown := {tensor.dtype for tensor in tensors} - set(_TORCH_TYPES):
@@ -188,7 +192,7 @@ def ways(tensors: Sequence[Tensor]) -> tuple[Forebay, list[Way], list[str]]:
     if find_spec("safetensors"):
         found.append(_Safetensors(tensors))
     else:
-        left_out.append("safetensors: not installed")
+        left_out.append(f"safetensors: {_MISSING}")
     return forebay, found, left_out
 
 
