@@ -297,7 +297,7 @@ def test_a_wrong_header_is_told_what_was_wanted(
 def start_storing(directory: Path) -> subprocess.Popen[str]:
     """Start a long run, and return when it has stored something."""
     before = set(directory.glob("forebay-quickstart-*"))
-    arguments = ("--dir", directory, "--size", "20M", "--repeats", "100000")
+    arguments = ("--dir", directory, "--size", "5M", "--repeats", "100000")
     child = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,
@@ -346,3 +346,64 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> N
         live.terminate()
         live.communicate(timeout=60)
     assert not owned.exists()
+
+
+@pytest.mark.parametrize("kind", ["directory", "dangling link", "fifo"])
+def test_a_chart_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("forebay.quickstart.main.measure", lambda *_: pytest.fail("measured"))
+    chart = tmp_path / "forebay-quickstart.svg"
+    if kind == "directory":
+        chart.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(chart)
+    else:
+        chart.symlink_to(tmp_path / "none" / "chart.svg")
+    assert main(["quickstart", "--dir", str(tmp_path), "--size", "20M"]) == 3
+    assert f"cannot write the bars to {chart}: " in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [chart.name]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("torch", "left out: torch.save/load and safetensors: torch is not installed (pip inst"),
+        ("safetensors", "left out: safetensors: not installed (pip install torch safetensors)"),
+    ],
+)
+def test_a_way_that_is_not_installed_says_how_to_get_it(
+    tmp_path: Path,
+    module: str,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if module == "safetensors":
+        pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, module, None)
+    model = write_safetensors(tmp_path / "model.safetensors")
+    assert main(["quickstart", str(model), "--dir", str(tmp_path), "--repeats", "1"]) == 0
+    assert text in capsys.readouterr().out
+
+
+def test_all_that_moved_is_accounted_for(tmp_path: Path) -> None:
+    from forebay import Handle
+    from forebay.quickstart.main import _how
+
+    class Counted:
+        def stats(self) -> dict[str, Any]:
+            moved = {"direct": 10, "staged": 20, "buffered": 30, "cached": 40}
+            return {**stats, **{f"bytes_{how}": count for how, count in moved.items()}}
+
+    class Way:
+        handle = Counted()
+
+    with Handle() as handle:
+        stats = handle.stats()
+    (line,) = (line for line in _how(Way(), str(tmp_path)).splitlines() if "moved: " in line)
+    assert line.startswith("moved: 10 % straight")
+    assert line.endswith("30 % by the page cache, 40 % from the page cache, being there already")

@@ -39,6 +39,7 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
     try:
         _check_directory(directory)
         remove_stale(directory)
+        _check_chart(directory)
         _check_memory(_payload(files, size))
         tensors = file_tensors(files) if files else default_tensors(size)
         if not any(tensor.data.nbytes for tensor in tensors):
@@ -76,8 +77,11 @@ def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> No
     say(table(results, size))
     chart = os.path.join(directory, _CHART)
     title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
-    with open(chart, "w", encoding="utf-8") as file:
-        file.write(bars(results, size, title))
+    try:
+        with open(chart, "w", encoding="utf-8") as file:
+            file.write(bars(results, size, title))
+    except OSError as error:
+        raise _no_chart(chart, error.strerror) from error
     say(f"\nbars: {chart}")
 
 
@@ -98,12 +102,13 @@ def _how(forebay: Forebay, directory: str) -> str:
         lines.append(f"direct I/O: yes (memory at multiples of {memory}, offsets of {offset})")
     else:
         lines.append(f"direct I/O: no ({facts['reason']})")
-    total = max(1, stats["bytes_read"] + stats["bytes_written"])
     parts = [
         (stats["bytes_direct"], "straight between the drive and the tensors"),
         (stats["bytes_staged"], "by staging memory, the tensors' addresses being what they are"),
         (stats["bytes_buffered"], "by the page cache"),
+        (stats["bytes_cached"], "from the page cache, being there already"),
     ]
+    total = max(1, sum(part for part, _ in parts))
     moved = (f"{100 * part / total:.0f} % {how}" for part, how in parts if part)
     lines.append("moved: " + ", ".join(moved))
     lines += [f"note: {text} ({count} times)" for text, count in stats["fallbacks"].items()]
@@ -122,6 +127,26 @@ def _check_directory(directory: str) -> None:
             pass
     except OSError as error:
         raise explain(error, directory) from error
+
+
+def _check_chart(directory: str) -> None:
+    """Refuse a chart that can't be written before anything is measured."""
+    chart = os.path.join(directory, _CHART)
+    exists = os.path.lexists(chart)
+    if os.path.exists(chart) and not os.path.isfile(chart):
+        raise _no_chart(chart, "there is something else than a file")
+    try:
+        with open(chart, "ab"):
+            pass
+        if not exists:
+            os.unlink(chart)
+    except OSError as error:
+        raise _no_chart(chart, error.strerror) from error
+
+
+def _no_chart(chart: str, reason: str | None) -> Problem:
+    text = f"cannot write the bars to {chart}: {reason}; remove it, or pass another --dir"
+    return Problem(text, EXIT_DIRECTORY)
 
 
 def _file_system(directory: str) -> str:
