@@ -1,14 +1,13 @@
 """The ``forebay`` command of the Python package.
 
 Exit codes: 0 all well; 1 something failed on the way; 2 the arguments can't be used; 3 the
-directory or the machine can't take it; 130 interrupted.
+directory or the machine can't take it; 130 interrupted, 143 terminated, 129 hung up.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -26,14 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
     from forebay.quickstart import run
+    from forebay.quickstart.output import discard
+    from forebay.quickstart.scratch import Ended, ending
 
     try:
-        return run(options.files, options.dir, options.size, options.repeats)
+        with ending():
+            return run(options.files, options.dir, options.size, options.repeats)
+    except Ended as ended:
+        return ended.code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has seen enough.
+        discard(sys.stdout)
         return 0
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from forebay import _forebay
 from forebay.errors import ForebayError
 from forebay.quickstart.measure import measure
+from forebay.quickstart.output import complain, fitting, say
 from forebay.quickstart.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
 from forebay.quickstart.report import bars, table
+from forebay.quickstart.scratch import remove_stale, scratch
 from forebay.quickstart.tensors import default_tensors, file_tensors
 from forebay.quickstart.ways import ways
 
@@ -36,6 +38,8 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
     """Run the quickstart; return the exit code."""
     try:
         _check_directory(directory)
+        remove_stale(directory)
+        _check_chart(directory)
         _check_memory(_payload(files, size))
         tensors = file_tensors(files) if files else default_tensors(size)
         if not any(tensor.data.nbytes for tensor in tensors):
@@ -44,6 +48,8 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
         _compare_ways(tensors, directory, repeats)
     except Problem as problem:
         return _give_up(problem)
+    except BrokenPipeError:
+        raise  # whoever read the output has seen enough, which is no fault of the directory
     except OSError as error:
         return _give_up(explain(error, directory))
     except ForebayError as error:
@@ -52,28 +58,31 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
 
 
 def _give_up(problem: Problem) -> int:
-    sys.stderr.write(f"forebay quickstart: {problem}\n")
+    complain(f"forebay quickstart: {problem}")
     return problem.code
 
 
 def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> None:
     size = sum(tensor.data.nbytes for tensor in tensors)
     forebay, all_ways, left_out = ways(tensors)
-    _say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
+    say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
     with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
-        with tempfile.TemporaryDirectory(prefix="forebay-quickstart-", dir=directory) as scratch:
-            results = measure(all_ways, tensors, scratch, repeats, progress.step)
+        with scratch(directory) as path:
+            results = measure(all_ways, tensors, path, repeats, progress.step)
         progress.close()
-        _say(_how(forebay, directory))
+        say(_how(forebay, directory))
     for reason in left_out:
-        _say(f"left out: {reason}")
-    _say("every byte compared: all the same\n")
-    _say(table(results, size))
+        say(f"left out: {reason}")
+    say("every byte compared: all the same\n")
+    say(table(results, size))
     chart = os.path.join(directory, _CHART)
     title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
-    with open(chart, "w", encoding="utf-8") as file:
-        file.write(bars(results, size, title))
-    _say(f"\nbars: {chart}")
+    try:
+        with open(chart, "w", encoding="utf-8") as file:
+            file.write(bars(results, size, title))
+    except OSError as error:
+        raise _no_chart(chart, error.strerror) from error
+    say(f"\nbars: {chart}")
 
 
 def _how(forebay: Forebay, directory: str) -> str:
@@ -93,12 +102,13 @@ def _how(forebay: Forebay, directory: str) -> str:
         lines.append(f"direct I/O: yes (memory at multiples of {memory}, offsets of {offset})")
     else:
         lines.append(f"direct I/O: no ({facts['reason']})")
-    total = max(1, stats["bytes_read"] + stats["bytes_written"])
     parts = [
         (stats["bytes_direct"], "straight between the drive and the tensors"),
         (stats["bytes_staged"], "by staging memory, the tensors' addresses being what they are"),
         (stats["bytes_buffered"], "by the page cache"),
+        (stats["bytes_cached"], "from the page cache, being there already"),
     ]
+    total = max(1, sum(part for part, _ in parts))
     moved = (f"{100 * part / total:.0f} % {how}" for part, how in parts if part)
     lines.append("moved: " + ", ".join(moved))
     lines += [f"note: {text} ({count} times)" for text, count in stats["fallbacks"].items()]
@@ -117,6 +127,26 @@ def _check_directory(directory: str) -> None:
             pass
     except OSError as error:
         raise explain(error, directory) from error
+
+
+def _check_chart(directory: str) -> None:
+    """Refuse a chart that can't be written before anything is measured."""
+    chart = os.path.join(directory, _CHART)
+    exists = os.path.lexists(chart)
+    if os.path.exists(chart) and not os.path.isfile(chart):
+        raise _no_chart(chart, "there is something else than a file")
+    try:
+        with open(chart, "ab"):
+            pass
+        if not exists:
+            os.unlink(chart)
+    except OSError as error:
+        raise _no_chart(chart, error.strerror) from error
+
+
+def _no_chart(chart: str, reason: str | None) -> Problem:
+    text = f"cannot write the bars to {chart}: {reason}; remove it, or pass another --dir"
+    return Problem(text, EXIT_DIRECTORY)
 
 
 def _file_system(directory: str) -> str:
@@ -166,25 +196,21 @@ def _payload(files: Sequence[str], size: int) -> int:
         raise Problem(text, EXIT_USAGE) from error
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 class _Progress:
     """A bar on the terminal; nothing where there is none."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._done = -1
-        self._shown = sys.stderr.isatty()
+        self._shown = sys.stderr is not None and sys.stderr.isatty()
 
     def step(self, what: str) -> None:
         self._done += 1
         if self._shown:
             full = _PROGRESS_WIDTH * self._done // self._steps
             bar = "█" * full + "░" * (_PROGRESS_WIDTH - full)
-            sys.stderr.write(f"\r\033[K{bar} {self._done}/{self._steps} {what}")
+            line = f"\r\033[K{bar} {self._done}/{self._steps} {what}"
+            sys.stderr.write(fitting(line, sys.stderr))
             sys.stderr.flush()
 
     def close(self) -> None:

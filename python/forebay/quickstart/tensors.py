@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import reprlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,17 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    _Entry = tuple[str, tuple[int, ...], int, int]
+
 __all__ = ["Tensor", "default_tensors", "file_tensors"]
 
 _HEADER_BYTES_MAX = 100_000_000
 """The format's own limit."""
+
+_BYTES_MAX = (1 << 63) - 1
+"""The most that a signed number of 64 bits counts, which strides are."""
+
+_MEMBERS = {"dtype", "shape", "data_offsets"}
 
 _ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
@@ -111,8 +120,10 @@ def _read_file(path: str, prefix: str) -> list[Tensor]:
             size = os.fstat(file.fileno()).st_size
             header, data_offset = _read_header(file, size)
             tensors = []
-            for name, entry in header.items():
-                dtype, shape, begin, end = _check_entry(name, entry, size - data_offset)
+            room = size - data_offset
+            entries = {name: _check_entry(name, entry, room) for name, entry in header.items()}
+            _check_overlap(entries)
+            for name, (dtype, shape, begin, end) in entries.items():
                 file.seek(data_offset + begin)
                 data = np.fromfile(file, np.uint8, end - begin)
                 if data.nbytes != end - begin:
@@ -121,7 +132,7 @@ def _read_file(path: str, prefix: str) -> list[Tensor]:
             return tensors
     except OSError as error:
         raise Problem(f"cannot read {path}: {error.strerror}", EXIT_USAGE) from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Problem(f"{path} is not a safetensors file: {error}", EXIT_USAGE) from error
 
 
@@ -129,22 +140,60 @@ def _read_header(file: Any, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _HEADER_BYTES_MAX):
         raise ValueError(f"its header would have {length} bytes, the file has {size}")
-    header = json.loads(file.read(length))
+    header = json.loads(file.read(length).decode(), object_pairs_hook=_object)
     if not isinstance(header, dict):
-        raise TypeError("its header is not an object")
+        raise _wrong("its header", "an object", header)
     header.pop("__metadata__", None)
     return header, 8 + length
 
 
-def _check_entry(
-    name: str, entry: dict[str, Any], room: int
-) -> tuple[str, tuple[int, ...], int, int]:
-    dtype, shape = entry["dtype"], tuple(entry["shape"])
-    begin, end = entry["data_offsets"]
-    if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError(f"tensor {name!r} has a size that is no number")
-    if not begin <= end <= room:
-        raise ValueError(f"tensor {name!r} ends at {end}, the data at {room}")
-    if dtype in _ITEM_BITS and math.prod(shape) * _ITEM_BITS[dtype] != 8 * (end - begin):
-        raise ValueError(f"tensor {name!r} of {dtype} {shape} has {end - begin} bytes")
-    return dtype, shape, begin, end
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"its header has {name!r} twice")
+        members[name] = value
+    return members
+
+
+def _check_entry(name: str, entry: Any, room: int) -> _Entry:
+    what = f"tensor {name!r}"
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise _wrong("the name of a tensor", "text", name)
+    if not isinstance(entry, dict) or not entry.keys() >= _MEMBERS:
+        raise _wrong(what, "an object with dtype, shape and data_offsets", entry)
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise _wrong(f"the dtype of {what}", "a name", dtype)
+    if not _are_sizes(shape):
+        raise _wrong(f"the shape of {what}", "a list of whole numbers from 0 up", shape)
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _wrong(f"the data_offsets of {what}", "a begin and an end", offsets)
+    begin, end = offsets
+    if end > room:
+        raise ValueError(f"{what} ends at {end}, the data at {room}")
+    bits = _ITEM_BITS.get(dtype)
+    if bits is not None and math.prod(shape) * bits != 8 * (end - begin):
+        wanted = math.prod(shape) * bits // 8
+        raise _wrong(f"{what} of {dtype} {reprlib.repr(shape)}", f"{wanted} bytes", end - begin)
+    # A tensor without elements has strides all the same.
+    if math.prod(filter(None, shape)) * (bits or 8) > 8 * _BYTES_MAX:
+        raise _wrong(f"the shape of {what}", f"at most {_BYTES_MAX} bytes", shape)
+    return dtype, tuple(shape), begin, end
+
+
+def _are_sizes(value: Any) -> bool:
+    # True and False are whole numbers to Python.
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_overlap(entries: dict[str, _Entry]) -> None:
+    spans = sorted((begin, end, name) for name, (*_, begin, end) in entries.items() if begin < end)
+    for (_, end, name), (begin, _, other) in itertools.pairwise(spans):
+        if begin < end:
+            text = f"tensor {other!r} begins at {begin}, inside tensor {name!r}"
+            raise ValueError(f"{text}, which ends at {end}")
+
+
+def _wrong(what: str, wanted: str, found: Any) -> ValueError:
+    return ValueError(f"{what}: wanted {wanted}, found {reprlib.repr(found)}")

@@ -27,6 +27,8 @@ _TORCH_TYPES = {
     "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
 
+_MISSING = "not installed (pip install torch safetensors)"
+
 
 class Way(Protocol):
     """One way: ``store`` returns when the bytes are on the drive, ``load`` when all are here."""
@@ -179,6 +181,8 @@ def ways(tensors: Sequence[Tensor]) -> tuple[Forebay, list[Way], list[str]]:
         import torch  # noqa: F401
     except (ImportError, OSError, ValueError) as error:
         # What a broken installation of torch raises isn't always an ImportError.
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return forebay, found, [f"torch.save/load and safetensors: torch is {_MISSING}"]
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         return forebay, found, [f"torch.save/load and safetensors: torch: {first_line}"]
     if unknown := {tensor.dtype for tensor in tensors} - set(_TORCH_TYPES):
@@ -188,19 +192,22 @@ def ways(tensors: Sequence[Tensor]) -> tuple[Forebay, list[Way], list[str]]:
     if find_spec("safetensors"):
         found.append(_Safetensors(tensors))
     else:
-        left_out.append("safetensors: not installed")
+        left_out.append(f"safetensors: {_MISSING}")
     return forebay, found, left_out
 
 
 def _state_dict(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    return {tensor.name: _torch_tensor(tensor) for tensor in tensors}
+
+
+def _torch_tensor(tensor: Tensor) -> Any:
     import torch
 
-    return {
-        tensor.name: torch.from_numpy(tensor.data)
-        .view(getattr(torch, _TORCH_TYPES[tensor.dtype]))
-        .reshape(tensor.shape)
-        for tensor in tensors
-    }
+    dtype = getattr(torch, _TORCH_TYPES[tensor.dtype])
+    if not tensor.data.nbytes:
+        # An array of no bytes has a stride that torch won't view as a wider type.
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.from_numpy(tensor.data).view(dtype).reshape(tensor.shape)
 
 
 def _bytes_of(tensor: Any) -> Bytes:

@@ -1,0 +1,73 @@
+"""Writes to standard output and standard error, whatever those can take.
+
+A reader that went away is ``BrokenPipeError``, which the command takes in silence; any other
+failure of the output is a `Problem`, so that it isn't taken for one of the directory. A closed
+stream takes everything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from forebay.quickstart.problem import EXIT_FAILED, Problem
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+__all__ = ["complain", "discard", "fitting", "say"]
+
+_ASCII = str.maketrans({"×": "x", "─": "-", "█": "#", "░": "."})
+
+
+def say(text: str) -> None:
+    """Write a line to standard output."""
+    stream = sys.stdout
+    if stream is None:
+        return
+    try:
+        stream.write(fitting(f"{text}\n", stream))
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard(stream)
+        text = f"cannot write to standard output: {error.strerror}"
+        raise Problem(text, EXIT_FAILED) from error
+
+
+def complain(text: str) -> None:
+    """Write a line to standard error, if that can be done: there's nowhere else to say so."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        stream.write(fitting(f"{text}\n", stream))
+        stream.flush()
+    except OSError:
+        discard(stream)
+
+
+def fitting(text: str, stream: TextIO) -> str:
+    """Return the text in characters that the stream's encoding has."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        # Names of files can hold anything, so the ASCII signs needn't be all.
+        return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def discard(stream: TextIO | None) -> None:
+    """Throw away what the stream still holds and gets: Python would complain at exit."""
+    if stream is None:
+        return
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # a stream in memory
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
