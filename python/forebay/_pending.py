@@ -38,15 +38,15 @@ class Pending:
         with self._lock:
             self._operations.append(operation)
             finished = self._sweep(_LOOKS_PER_ADDITION)
-        for operation in finished:
-            operation.release()
+        for done in finished:
+            done.release()
 
     def release(self) -> None:
         """Let go of the arrays of all operations that have finished."""
         with self._lock:
             finished = self._sweep(len(self._operations))
-        for operation in finished:
-            operation.release()
+        for done in finished:
+            done.release()
 
     def _sweep(self, looks: int) -> list[Operation]:
         """Take out what has finished among the next few operations, going round."""

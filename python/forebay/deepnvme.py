@@ -246,7 +246,7 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         key = _key(tensor)
         original = self._locked[key]()
         for view in (tensor, original):
-            if hasattr(view, "untyped_storage"):
+            if view is not None and hasattr(view, "untyped_storage"):
                 # Not `set_`, which autograd refuses for parameters, and torch for tensors made in
                 # inference mode.
                 view.data = view.data.new_empty(0)

@@ -81,6 +81,17 @@ class Handle:
     pool : Pool, optional
         Where memory comes from; else the pool of the process.
 
+    Notes
+    -----
+    Files hold the bytes of arrays and nothing else: dtype and shape aren't stored.
+
+    Whole-file stores to one file through one handle take effect in the order of submission. Loads
+    aren't ordered with stores: wait for the store first. The position of an open file is neither
+    used nor moved.
+
+    A forked child can use the handle, with workers of its own, but not touch arrays that came from
+    a pool before the fork.
+
     Examples
     --------
     >>> import forebay, numpy, tempfile
@@ -203,7 +214,11 @@ class Handle:
     def load_async(
         self, array: Any, path: Target, offset: int = 0, *, priority: Priority = "demand"
     ) -> Operation:
-        """Start a :meth:`load`. The file is opened before it returns."""
+        """Start a :meth:`load`. The file is opened before it returns.
+
+        Until the operation is done, the array's memory must not be resized or freed by hand
+        (``untyped_storage().resize_``): Forebay keeps it alive but can't keep it in place.
+        """
         return self._submit(False, [self._item(array, path, offset)], False, priority, None)
 
     def store_async(
@@ -215,7 +230,12 @@ class Handle:
         durability: Durability | None = None,
         priority: Priority = "demand",
     ) -> Operation:
-        """Start a :meth:`store`. The array must not change until it is done."""
+        """Start a :meth:`store`.
+
+        Until the operation is done, the array must not change, and its memory must not be resized
+        or freed by hand (``untyped_storage().resize_``): Forebay keeps it alive but can't keep it
+        in place.
+        """
         items = [self._item(array, path, offset)]
         return self._submit(True, items, offset is None, priority, durability)
 

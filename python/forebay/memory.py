@@ -171,7 +171,9 @@ def _extended_dtype(np: Any, name: str) -> np.dtype[Any]:
 
 
 def _extents(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
-    listed = [shape] if not hasattr(shape, "__iter__") or getattr(shape, "ndim", 1) == 0 else shape
+    listed: Any = (
+        [shape] if not hasattr(shape, "__iter__") or getattr(shape, "ndim", 1) == 0 else shape
+    )
     wanted = "an integer or integers"
     if isinstance(listed, str | bytes):
         raise TypeError(f"shape must be {wanted}, not {type(listed).__name__}")

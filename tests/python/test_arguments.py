@@ -116,10 +116,14 @@ def test_masked_arrays_are_refused(handle: forebay.Handle, path: Path) -> None:
 
 
 class Structure(ctypes.Structure):
+    """A structure with a pointer."""
+
     _fields_ = (("x", ctypes.c_int), ("address", ctypes.c_void_p))
 
 
 class Plain(ctypes.Structure):
+    """A structure whose names look like pointers' codes."""
+
     _fields_ = (("OPzZ", ctypes.c_int), ("y", ctypes.c_int))
 
 
@@ -173,9 +177,9 @@ def test_impossible_addresses_and_shapes_are_refused(
 def test_a_capsule_of_something_else_is_refused(handle: forebay.Handle, path: Path) -> None:
     class Foreign:
         def __dlpack__(self) -> object:
-            import datetime
+            import datetime as dt
 
-            return datetime.datetime_CAPI  # type: ignore[attr-defined]
+            return dt.datetime_CAPI  # type: ignore[attr-defined]
 
     with pytest.raises(InvalidBufferError, match="capsule"):
         handle.store(Foreign(), path)

@@ -167,13 +167,13 @@ fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<O
             "iopoll" => options.iopoll = argument(name, &value)?,
             "direct" => options.direct = argument::<String>(name, &value)?.parse().or_raise(py)?,
             "durability" => {
-                options.durability = argument::<String>(name, &value)?.parse().or_raise(py)?
+                options.durability = argument::<String>(name, &value)?.parse().or_raise(py)?;
             }
             "drop_behind" => options.drop_behind = argument(name, &value)?,
             "page_cache" => options.page_cache = argument(name, &value)?,
             "staging_bytes" => options.staging_bytes = argument(name, &value)?,
             "throttle_bytes_per_second" => {
-                options.throttle_bytes_per_second = argument(name, &value)?
+                options.throttle_bytes_per_second = argument(name, &value)?;
             }
             "pool" => options.pool = Some(value.cast::<Pool>()?.get().core()),
             other => {
