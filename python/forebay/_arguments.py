@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import re
 from typing import Any, SupportsIndex, TypeAlias
@@ -32,10 +34,7 @@ def parse_size(value: SupportsIndex | str, name: str = "size") -> int:
     (1572864, 2000, 4096)
     """
     if not isinstance(value, str):
-        number = value.__index__()
-        if number < 0:
-            raise InvalidInputError(f"{name} is {number}, it can't be negative")
-        return number
+        return _within(parse_index(value, name, "a number of bytes or text"), name)
     match = _SIZE.fullmatch(value)
     if match is None:
         raise InvalidInputError(f'{name} is {value!r}: write a size as 4096, "64k" or "1MiB"')
@@ -45,7 +44,40 @@ def parse_size(value: SupportsIndex | str, name: str = "size") -> int:
         power = 0
     base = 1000 if suffix.lower() == "b" and unit else 1024
     factor: int = base**power
-    return round(float(amount) * factor) if "." in amount else int(amount) * factor
+    try:
+        number = round(float(amount) * factor) if "." in amount else int(amount) * factor
+    except (OverflowError, ValueError):
+        raise InvalidInputError(f"{name} has {len(amount)} digits, it's too large") from None
+    return _within(number, name)
+
+
+def parse_index(value: SupportsIndex, name: str, wanted: str = "an integer") -> int:
+    """Return an integer of any make, numpy's included; an error names the argument."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}") from None
+
+
+def parse_seconds(value: float | None, name: str = "timeout") -> float | None:
+    """Return a time in seconds; ``None`` is for ever."""
+    if value is None:
+        return None
+    if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be seconds or None, not {type(value).__name__}")
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise InvalidInputError(f"{name} isn't a number of seconds that can be waited for")
+    return seconds
+
+
+def _within(number: int, name: str) -> int:
+    if not 0 <= number < 1 << 63:
+        raise InvalidInputError(f"{name} is {number}, it can be 0 to 2**63 - 1")
+    return number
 
 
 def parse_target(target: Target) -> str | int:
@@ -72,19 +104,18 @@ def _descriptor(target: Any) -> int:
         if flush is not None and not getattr(target, "closed", False):
             flush()
         target = target.fileno()
-    if not isinstance(target, int):
+    try:
+        number = operator.index(target)
+    except TypeError:
         kind = type(target).__name__
-        raise TypeError(f"a path, a descriptor or an open file is needed, not {kind}")
-    if target < 0:
-        raise InvalidInputError(f"{target} isn't an open descriptor")
-    return target
+        raise TypeError(f"a path, a descriptor or an open file is needed, not {kind}") from None
+    if not 0 <= number < 1 << 31:
+        raise InvalidInputError(f"descriptor {number} isn't open")
+    return number
 
 
 def parse_offset(offset: SupportsIndex | None) -> int:
     """Return a file offset in bytes; none is 0."""
     if offset is None:
         return 0
-    number = offset.__index__()
-    if not 0 <= number < 1 << 63:
-        raise InvalidInputError(f"offset is {number}, it can be 0 to 2**63 - 1")
-    return number
+    return _within(parse_index(offset, "offset"), "offset")

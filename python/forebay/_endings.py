@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING
 from forebay import _forebay
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from forebay.handle import Handle
 
-__all__ = ["handles"]
+    class Forkable(Protocol):
+        """What has operations that a forked child must forget."""
+
+        def forget_pending(self) -> None:
+            """Forget the parent's operations."""
+
+
+__all__ = ["forkable", "handles", "report_unraisable"]
 
 handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 """The handles of this process that are still there."""
+
+forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
+"""What else has to be told of a fork."""
 
 _told_multiprocessing: list[bool] = []
 """Not empty once multiprocessing knows what to do at the end of its children."""
@@ -24,9 +36,19 @@ _told_multiprocessing: list[bool] = []
 
 def _at_exit() -> None:
     """Finish what is under way, and warn of failures that nobody heard of."""
-    for handle in list(handles):
-        handle.close_and_warn()
-    _forebay.drain_all()
+    try:
+        for handle in list(handles):
+            try:
+                handle.close_and_warn()
+            except Exception as error:  # noqa: PERF203 (a warning may be an error: others go on)
+                report_unraisable(error, handle)
+    finally:
+        _forebay.drain_all()
+
+
+def report_unraisable(error: BaseException, about: object) -> None:
+    """Report an error where none can be raised, as Python does for those of ``__del__``."""
+    _forebay.write_unraisable(error, about)
 
 
 def _before_fork() -> None:
@@ -48,8 +70,8 @@ def _finalize_at_exit(_: object) -> None:
 
 
 def _after_fork() -> None:
-    for handle in list(handles):
-        handle.forget_pending()
+    for one in [*handles, *forkable]:
+        one.forget_pending()
 
 
 atexit.register(_at_exit)

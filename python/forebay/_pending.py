@@ -11,37 +11,57 @@ if TYPE_CHECKING:
 
 __all__ = ["Pending"]
 
-_SWEEP_AT_LEAST = 64
-"""Operations that may gather before finished ones are looked for: a look costs 0.1 µs each."""
+_LOOKS_PER_ADDITION = 4
+"""Operations that each new one looks at: 0.1 µs each, and all are seen by a quarter as many."""
 
 
 class Pending:
     """A list of operations that stays short although nobody waits.
 
-    Every operation counts once in what :meth:`take` returns, in whichever order it finishes.
+    Every operation counts once in what :meth:`take` returns, in whichever order it finishes. The
+    arrays of finished ones are let go outside the lock: their finalizers may come back here.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._operations: list[Operation] = []
         self._finished = 0
         self._failures: list[ForebayError] = []
-        self._sweep_at = _SWEEP_AT_LEAST
+        self._next_index = 0
 
     def reset(self) -> None:
         """Forget everything: in a forked child, where the parent's operations are not ours."""
         self.__init__()  # type: ignore[misc]  # a fresh lock too: the old one may be held for ever
 
     def add(self, operation: Operation) -> None:
-        """Remember an operation."""
+        """Remember an operation, and forget some that have finished."""
         with self._lock:
             self._operations.append(operation)
-            if len(self._operations) < self._sweep_at:
-                return
-            under_way = [operation for operation in self._operations if not operation.done()]
-            self._finished += len(self._operations) - len(under_way)
-            self._operations = under_way
-            self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(under_way))
+            finished = self._sweep(_LOOKS_PER_ADDITION)
+        for done in finished:
+            done.release()
+
+    def release(self) -> None:
+        """Let go of the arrays of all operations that have finished."""
+        with self._lock:
+            finished = self._sweep(len(self._operations))
+        for done in finished:
+            done.release()
+
+    def _sweep(self, looks: int) -> list[Operation]:
+        """Take out what has finished among the next few operations, going round."""
+        finished = []
+        for _ in range(looks):
+            if self._next_index >= len(self._operations):
+                self._next_index = 0
+            if not self._operations:
+                break
+            if self._operations[self._next_index].done():
+                finished.append(self._operations.pop(self._next_index))
+                self._finished += 1
+            else:
+                self._next_index += 1
+        return finished
 
     def take(self) -> tuple[int, list[Operation], list[ForebayError]]:
         """Return how many finished and were forgotten, the others, and failures; start anew."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 from forebay import _forebay
-from forebay._arguments import Target, parse_offset, parse_target
+from forebay._arguments import Target, parse_index, parse_offset, parse_target
+from forebay._endings import forkable
 from forebay.errors import ForebayError, InvalidBufferError, MismatchError
 from forebay.handle import Handle
 
@@ -82,9 +83,19 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
             single_submit=self._single_submit,
             intra_op_parallelism=intra_op_parallelism,
         )
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer that runs in between may come back here.
+        self._lock = threading.RLock()
         self._pending: list[_Pending] = []
-        self._locked: dict[int, weakref.ref[Any]] = {}
+        self._locked: dict[tuple[str, int], weakref.ref[Any]] = {}
+        forkable.add(self)
+
+    def forget_pending(self) -> None:
+        """Forget the parent's operations, in a forked child."""
+        self._lock = threading.RLock()
+        self._pending = []
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a handle can't be copied: make one in each process")
 
     # Settings
 
@@ -121,9 +132,8 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         validate: bool = False,
         file_offset: int | None = None,
     ) -> int:
-        """Fill a tensor from a file. Returns 0."""
-        self._complete(self._read(buffer, filename, validate, file_offset))
-        return 0
+        """Fill a tensor from a file. Returns 0, and leaves what is pending to :meth:`wait`."""
+        return self._complete_alone(self._read(buffer, filename, validate, file_offset))
 
     def pread(
         self,
@@ -155,9 +165,8 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         validate: bool = False,
         file_offset: int | None = None,
     ) -> int:
-        """Write a tensor to a file. Returns 0."""
-        self._complete(self._write(buffer, filename, validate, file_offset))
-        return 0
+        """Write a tensor to a file. Returns 0, and leaves what is pending to :meth:`wait`."""
+        return self._complete_alone(self._write(buffer, filename, validate, file_offset))
 
     def pwrite(
         self,
@@ -216,29 +225,41 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
 
         The example decides the kind: a numpy array for a numpy array, else a torch tensor.
         """
-        tensor = self._handle.empty((num_elem,), dtype=example_tensor.dtype, like=example_tensor)
-        address = _address(tensor)
-        self._locked[address] = weakref.ref(tensor, lambda _: self._locked.pop(address, None))
+        if not _is_array(example_tensor):
+            kind = type(example_tensor).__name__
+            raise TypeError(f"example_tensor must be a tensor or a numpy array, not {kind}")
+        count = parse_index(num_elem, "num_elem")
+        tensor = self._handle.empty((count,), dtype=example_tensor.dtype, like=example_tensor)
+        key = _key(tensor)
+        self._locked[key] = weakref.ref(tensor, lambda _: self._locked.pop(key, None))
         return tensor
 
     def free_cpu_locked_tensor(self, tensor: Any) -> bool:
         """Give up a pinned tensor, and return whether it was one of this handle.
 
-        The tensor is empty afterwards and is refused as a buffer; its memory goes back to the
-        pool with the last view of it.
+        A torch tensor is empty afterwards and is refused as a buffer; its memory goes back to the
+        pool with the last view of it. A numpy array can't be emptied: it is no longer counted as
+        pinned but stays usable, and its memory goes back when the array and its views are gone.
         """
         if not self.is_pinned(tensor):
             return False
-        known = self._locked.pop(_address(tensor), None)
-        for view in (tensor, known() if known is not None else None):
-            if view is not None and hasattr(view, "set_"):
-                view.set_()
+        key = _key(tensor)
+        original = self._locked[key]()
+        for view in (tensor, original):
+            if view is not None and hasattr(view, "untyped_storage"):
+                # Not `set_`, which autograd refuses for parameters, and torch for tensors made in
+                # inference mode.
+                view.data = view.data.new_empty(0)
                 view.forebay_freed = True
-        return True
+        return self._locked.pop(key, None) is not None
 
     def is_pinned(self, tensor: Any) -> bool:
         """Return whether a tensor came from :meth:`new_cpu_locked_tensor` and wasn't freed."""
-        return _address(tensor) in self._locked
+        if not _is_array(tensor):
+            raise TypeError(
+                f"tensor must be a tensor or a numpy array, not {type(tensor).__name__}"
+            )
+        return _key(tensor) in self._locked
 
     # Underneath
 
@@ -258,6 +279,17 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
                 self._pending.append(operation)
             return 0
         return self._complete(operation)
+
+    def _complete_alone(self, operation: _Pending) -> int:
+        try:
+            operation.complete()
+        except BaseException:
+            # Interrupted: nobody knows of this one to wait for it. Else it is done already.
+            operation.cancel()
+            raise
+        finally:
+            self._handle._log_notices()  # noqa: SLF001
+        return 0
 
     def _complete(self, operation: _Pending) -> int:
         """Complete an operation and all pending ones; return how many they were.
@@ -292,6 +324,7 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
             with self._lock:
                 self._pending[:0] = operations[waited:]
             raise
+        self._handle._log_notices()  # noqa: SLF001
         if failures:
             self._handle._raise_first(failures)  # noqa: SLF001
         return len(operations)
@@ -346,7 +379,16 @@ def _asynchronous(value: bool, keyword: dict[str, bool]) -> bool:
     return value
 
 
-def _address(tensor: Any) -> int:
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and (
+        hasattr(value, "data_ptr") or hasattr(value, "__array_interface__")
+    )
+
+
+def _key(tensor: Any) -> tuple[str, int]:
+    """Return what a tensor is known by: its address, or itself where it has no bytes."""
+    if tensor.nbytes == 0:
+        return ("tensor", id(tensor))
     if hasattr(tensor, "data_ptr"):
-        return int(tensor.data_ptr())
-    return int(tensor.__array_interface__["data"][0])
+        return ("address", int(tensor.data_ptr()))
+    return ("address", int(tensor.__array_interface__["data"][0]))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
 from forebay import _forebay
-from forebay._arguments import Target, parse_offset, parse_size, parse_target
-from forebay._endings import handles
+from forebay._arguments import Target, parse_offset, parse_seconds, parse_size, parse_target
+from forebay._endings import handles, report_unraisable
 from forebay._pending import Pending
 from forebay.errors import (
+    ClosedError,
     ForebayError,
     ForebayWarning,
     InvalidInputError,
@@ -80,6 +81,17 @@ class Handle:
     pool : Pool, optional
         Where memory comes from; else the pool of the process.
 
+    Notes
+    -----
+    Files hold the bytes of arrays and nothing else: dtype and shape aren't stored.
+
+    Whole-file stores to one file through one handle take effect in the order of submission. Loads
+    aren't ordered with stores: wait for the store first. The position of an open file is neither
+    used nor moved.
+
+    A forked child can use the handle, with workers of its own, but not touch arrays that came from
+    a pool before the fork.
+
     Examples
     --------
     >>> import forebay, numpy, tempfile
@@ -132,6 +144,8 @@ class Handle:
             if value is not None:
                 options[option] = parse_size(value, name)
         if pool is not None:
+            if not isinstance(pool, Pool):
+                raise TypeError(f"pool must be a forebay.Pool, not {type(pool).__name__}")
             options["pool"] = pool._core  # noqa: SLF001
         self._pending = Pending()
         self._closed = False
@@ -200,7 +214,11 @@ class Handle:
     def load_async(
         self, array: Any, path: Target, offset: int = 0, *, priority: Priority = "demand"
     ) -> Operation:
-        """Start a :meth:`load`. The file is opened before it returns."""
+        """Start a :meth:`load`. The file is opened before it returns.
+
+        Until the operation is done, the array's memory must not be resized or freed by hand
+        (``untyped_storage().resize_``): Forebay keeps it alive but can't keep it in place.
+        """
         return self._submit(False, [self._item(array, path, offset)], False, priority, None)
 
     def store_async(
@@ -212,7 +230,12 @@ class Handle:
         durability: Durability | None = None,
         priority: Priority = "demand",
     ) -> Operation:
-        """Start a :meth:`store`. The array must not change until it is done."""
+        """Start a :meth:`store`.
+
+        Until the operation is done, the array must not change, and its memory must not be resized
+        or freed by hand (``untyped_storage().resize_``): Forebay keeps it alive but can't keep it
+        in place.
+        """
         items = [self._item(array, path, offset)]
         return self._submit(True, items, offset is None, priority, durability)
 
@@ -293,7 +316,8 @@ class Handle:
         ForebayError
             The first failure. Further ones are logged.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = parse_seconds(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         count, failures = self._finish(deadline)
         failures += self._core.take_unseen_failures()
         self._log_notices()
@@ -348,6 +372,10 @@ class Handle:
         timeout: float | None = 0,
     ) -> Any:
         """Return an array in pinned memory of the handle's pool: see :meth:`Pool.empty`."""
+        if self._closed:
+            raise ClosedError("the handle is closed: make another")
+        # What finished operations still hold is room in the pool.
+        self._pending.release()
         return Pool._over(self._core.pool()).empty(  # noqa: SLF001
             shape, dtype, like, timeout=timeout
         )
@@ -365,12 +393,19 @@ class Handle:
             self.close()
         else:
             # The exception on its way is the one to see; failures of the handle are warned of.
-            self.close_and_warn()
+            try:
+                self.close_and_warn()
+            except ForebayWarning as warning:
+                # Warnings are errors here.
+                report_unraisable(warning, self)
 
     def __del__(self) -> None:
         # `__init__` may have failed before there was anything to close.
         if not getattr(self, "_closed", True) and getattr(self, "_core", None) is not None:
             self.close_and_warn()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a handle can't be copied: make one in each process")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._core.pending()} operations under way"
@@ -387,8 +422,8 @@ class Handle:
         with_offset = set()
         last: object = listed
         target: str | int = ""
-        for array, path, *rest in items:
-            offset = rest[0] if rest else None
+        for item in items:
+            array, path, offset = _parts(item)
             with_offset.add(offset is not None)
             # Thousands of tensors of one file mostly come with the same path object.
             if path is not last or hasattr(path, "fileno"):
@@ -477,6 +512,16 @@ class Handle:
             if notice not in _logged and len(_logged) < _LOGGED_MAX:
                 _logged.add(notice)
                 _logger.warning("%s", notice)
+
+
+def _parts(item: Item) -> tuple[Any, Target, int | None]:
+    try:
+        array, path, *rest = item
+    except (TypeError, ValueError):
+        rest = [None, None]
+    if len(rest) > 1:
+        raise TypeError("each item must be (array, path) or (array, path, offset)")
+    return array, path, rest[0] if rest else None
 
 
 def _outcome(operation: _forebay.Operation, timeout: float | None) -> ForebayError | None:

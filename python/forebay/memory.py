@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from forebay import _forebay
-from forebay._arguments import parse_size
-from forebay.errors import InvalidInputError, UnsupportedError
+from forebay._arguments import parse_index, parse_seconds, parse_size
+from forebay.errors import InvalidInputError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,7 +115,12 @@ class Pool:
             kind = parse_dtype(dtype)
             make = _array_over
         length = math.prod(extents) * kind.itemsize
-        buffer = self._core.allocate(length, _ALIGNMENT_BYTES, timeout)
+        if length >= 1 << 63:
+            raise OutOfMemoryError(
+                f"shape {extents} of {kind} takes {length} bytes, more than memory can have",
+                wanted=length,
+            )
+        buffer = self._core.allocate(length, _ALIGNMENT_BYTES, parse_seconds(timeout))
         return make(buffer, kind, extents)
 
     def trim(self) -> int:
@@ -125,6 +130,9 @@ class Pool:
     def stats(self) -> PoolStats:
         """Return what it holds now."""
         return self._core.stats()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a pool can't be copied: make one in each process")
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -182,13 +190,17 @@ def _extended_dtype(np: Any, name: str) -> np.dtype[Any]:
 
 
 def _extents(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
-    extents = (
-        (shape.__index__(),)
-        if isinstance(shape, SupportsIndex)
-        else tuple(extent.__index__() for extent in shape)
+    listed: Any = (
+        [shape] if not hasattr(shape, "__iter__") or getattr(shape, "ndim", 1) == 0 else shape
     )
+    wanted = "an integer or integers"
+    if isinstance(listed, str | bytes):
+        raise TypeError(f"shape must be {wanted}, not {type(listed).__name__}")
+    extents = tuple(parse_index(extent, "shape", wanted) for extent in listed)
     if any(extent < 0 for extent in extents):
         raise InvalidInputError(f"shape {extents} has a negative extent")
+    if any(extent >= 1 << 63 for extent in extents):
+        raise InvalidInputError(f"shape {extents} has an extent of 2**63 or more")
     return extents
 
 

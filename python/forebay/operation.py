@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from forebay._arguments import parse_seconds
 from forebay.errors import WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class Operation:
     """One load or store under way.
 
     It keeps its arrays alive until the last byte has moved, whatever becomes of other references
-    to them. Waiting for it, in any of the ways below, raises its error; an error that nobody
+    to them, and lets go of them when :meth:`done` or a wait says that it is finished, or soon after
+    when the handle starts others. Waiting for it, in any of the ways below, raises its error; an error that nobody
     waits for is raised by :meth:`Handle.wait` or :meth:`Handle.close`.
 
     Examples
@@ -56,7 +58,7 @@ class Operation:
         ForebayError
             What it met.
         """
-        if not self._core.wait(timeout):
+        if not self._core.wait(parse_seconds(timeout)):
             raise WaitTimeoutError(
                 f"the operation isn't done after {timeout} s; it goes on",
                 wanted=self.bytes_total,
@@ -65,8 +67,11 @@ class Operation:
         self._handle._log_notices()  # noqa: SLF001
 
     def done(self) -> bool:
-        """Return whether it is finished, well or badly."""
-        return self._core.done()
+        """Return whether it is finished, well or badly. If so, its arrays are free again."""
+        if not self._core.done():
+            return False
+        self._core.release()
+        return True
 
     def cancel(self) -> None:
         """Start no further block.
@@ -97,6 +102,9 @@ class Operation:
 
             yield from _wakers.finished(self._core).__await__()
         self.wait()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an operation can't be copied: wait for it in the process that started it")
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "under way"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import pattern
+from conftest import pattern, run_python
 from forebay.errors import InvalidBufferError, MismatchError
 
 if TYPE_CHECKING:
@@ -73,6 +73,48 @@ def test_read_and_write_return_zero(aio: forebay.aio_handle, path: Path) -> None
     back = np.zeros_like(data)
     assert aio.read(back, str(path), True) == 0
     assert np.array_equal(back, data)
+
+
+def test_read_and_write_leave_pending_operations_to_wait(
+    aio: forebay.aio_handle, tmp_path: Path
+) -> None:
+    data, back = pattern(5000), np.zeros(5000, np.uint8)
+    assert aio.async_pwrite(data, str(tmp_path / "a")) == 0
+    assert aio.write(data[::-1].copy(), str(tmp_path / "b")) == 0
+    assert aio.read(back, str(tmp_path / "b")) == 0
+    assert np.array_equal(back, data[::-1])
+    with pytest.raises(FileNotFoundError):
+        aio.read(back, str(tmp_path / "missing"))
+    assert aio.wait() == 1
+    assert (tmp_path / "a").read_bytes() == data.tobytes()
+
+
+def test_a_forked_child_forgets_the_parents_operations(tmp_path: Path) -> None:
+    run_python(
+        f"""
+        import os, warnings, forebay
+        warnings.simplefilter("ignore", DeprecationWarning)
+        aio = forebay.aio_handle()
+        aio.async_pwrite(b"p" * 5000, {str(tmp_path / "parent")!r})
+        aio._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            try:
+                assert aio.wait() == 0
+                aio.async_pwrite(b"c" * 5000, {str(tmp_path / "child")!r})
+                assert aio.wait() == 1
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        aio._lock.release()
+        assert os.waitpid(child, 0)[1] == 0
+        assert aio.wait() == 1
+        """
+    )
+    assert (tmp_path / "parent").read_bytes() == b"p" * 5000
+    assert (tmp_path / "child").read_bytes() == b"c" * 5000
 
 
 def test_concurrent_blocking_calls_return_one_each(aio: forebay.aio_handle, tmp_path: Path) -> None:
@@ -195,3 +237,61 @@ def test_a_locked_array_can_be_numpys(aio: forebay.aio_handle) -> None:
     assert isinstance(locked, np.ndarray)
     assert locked.shape == (10,)
     assert aio.free_cpu_locked_tensor(locked) is True
+    locked[:] = 3
+    assert aio.free_cpu_locked_tensor(locked) is False
+    assert (locked == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["requires_grad", "parameter", "inference"])
+def test_locked_tensors_of_every_kind_can_be_freed(
+    aio: forebay.aio_handle, path: Path, kind: str
+) -> None:
+    torch = pytest.importorskip("torch", exc_type=(ImportError, OSError, ValueError))
+    example = torch.zeros(1)
+    if kind == "inference":
+        with torch.inference_mode():
+            locked = tensor = aio.new_cpu_locked_tensor(100, example)
+    else:
+        locked = aio.new_cpu_locked_tensor(100, example)
+        wrapped = kind == "parameter"
+        tensor = torch.nn.Parameter(locked) if wrapped else locked.requires_grad_()
+    assert aio.is_pinned(tensor)
+    assert aio.free_cpu_locked_tensor(tensor) is True
+    assert aio.free_cpu_locked_tensor(tensor) is False
+    assert tensor.numel() == locked.numel() == 0
+    with pytest.raises(InvalidBufferError, match="freed"):
+        aio.async_pwrite(tensor, str(path))
+
+
+@pytest.mark.parametrize("like", ["torch", "numpy"])
+def test_empty_locked_tensors_are_told_apart(aio: forebay.aio_handle, like: str) -> None:
+    if like == "torch":
+        torch = pytest.importorskip("torch", exc_type=(ImportError, OSError, ValueError))
+        example, other = torch.zeros(1), torch.empty(0)
+    else:
+        example, other = np.zeros(1), np.empty(0)
+    locked, second = (aio.new_cpu_locked_tensor(0, example) for _ in range(2))
+    assert not aio.is_pinned(other)
+    assert aio.free_cpu_locked_tensor(other) is False
+    assert aio.free_cpu_locked_tensor(locked) is True
+    assert aio.free_cpu_locked_tensor(locked) is False
+    assert aio.is_pinned(second)
+
+
+def test_what_isnt_a_tensor_is_named(aio: forebay.aio_handle) -> None:
+    for wrong in (None, "text"):
+        with pytest.raises(TypeError, match="example_tensor"):
+            aio.new_cpu_locked_tensor(1, wrong)
+        with pytest.raises(TypeError, match="tensor must be"):
+            aio.free_cpu_locked_tensor(wrong)
+        with pytest.raises(TypeError, match="num_elem"):
+            aio.new_cpu_locked_tensor(wrong, np.zeros(1))  # type: ignore[arg-type]
+
+
+def test_fallbacks_are_logged(aio: forebay.aio_handle, path: Path) -> None:
+    seen: list[int] = []
+    aio._handle._log_notices = lambda: seen.append(1)  # type: ignore[method-assign]
+    aio.async_pwrite(pattern(100), str(path))
+    aio.wait()
+    aio.read(np.zeros(100, np.uint8), str(path))
+    assert len(seen) == 2

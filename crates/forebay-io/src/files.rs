@@ -437,12 +437,15 @@ fn reopen(number: RawFd, direction: Direction) -> Result<OwnedFd> {
     // Opening a FIFO anew would wait for its other end: look first.
     regular_or_block(&status_of(duplicate.as_fd())?)?;
     let flags = rustix::fs::fcntl_getfl(&duplicate).map_err(failed)?;
-    let forbidden = match direction {
-        Direction::Load => OFlags::WRONLY,
-        Direction::Store => OFlags::RDONLY,
+    let (forbidden, opened) = match direction {
+        Direction::Load => (OFlags::WRONLY, "it is open for writing only"),
+        Direction::Store => (OFlags::RDONLY, "it is open for reading only"),
     };
-    if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == forbidden {
-        return Err(failed(Errno::BADF));
+    if flags.contains(OFlags::PATH) {
+        return Err(failed(Errno::BADF).hint("it was opened with O_PATH, for neither direction"));
+    }
+    if flags & OFlags::RWMODE == forbidden {
+        return Err(failed(Errno::BADF).hint(opened));
     }
     match open_again(duplicate.as_fd(), access(direction)) {
         Ok(file) => Ok(file),

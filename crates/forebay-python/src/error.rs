@@ -5,6 +5,8 @@
 use std::path::Path;
 
 use forebay_io::{Error, ErrorKind};
+use pyo3::conversion::FromPyObjectOwned;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -73,4 +75,29 @@ impl<T> OrRaise<T> for forebay_io::Result<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| exception(py, &error))
     }
+}
+
+/// Hands an error to `sys.unraisablehook`, whose argument Python code can't make.
+#[pyfunction]
+pub(crate) fn write_unraisable(error: Bound<'_, PyAny>, about: &Bound<'_, PyAny>) {
+    let py = error.py();
+    PyErr::from_value(error).write_unraisable(py, Some(about));
+}
+
+/// Converts an argument; an error names it.
+pub(crate) fn argument<'py, T>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T>
+where
+    T: FromPyObjectOwned<'py>,
+{
+    let py = value.py();
+    value.extract::<T>().map_err(|error| {
+        let error: PyErr = error.into();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            refusal(py, "InvalidInputError", &format!("{name} is out of range"))
+        } else if error.is_instance_of::<PyTypeError>(py) {
+            PyTypeError::new_err(format!("{name}: {}", error.value(py)))
+        } else {
+            error
+        }
+    })
 }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffer::submit::{Item, Job, Terms};
-use crate::error::{OrRaise, exception};
+use crate::error::{OrRaise, argument, exception};
 use crate::operation::Operation;
 use crate::pool::Pool;
 
@@ -155,20 +155,26 @@ fn terms(
 fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
     let mut options = Options::default();
     for (name, value) in given.into_iter().flatten() {
-        match name.extract::<String>()?.as_str() {
-            "engine" => options.engine = value.extract::<String>()?.parse().or_raise(py)?,
-            "block_size" => options.block_size = value.extract()?,
-            "queue_depth" => options.queue_depth = value.extract()?,
-            "parallelism" => options.parallelism = value.extract()?,
-            "single_submit" => options.single_submit = value.extract()?,
-            "sqpoll" => options.sqpoll = value.extract()?,
-            "iopoll" => options.iopoll = value.extract()?,
-            "direct" => options.direct = value.extract::<String>()?.parse().or_raise(py)?,
-            "durability" => options.durability = value.extract::<String>()?.parse().or_raise(py)?,
-            "drop_behind" => options.drop_behind = value.extract()?,
-            "page_cache" => options.page_cache = value.extract()?,
-            "staging_bytes" => options.staging_bytes = value.extract()?,
-            "throttle_bytes_per_second" => options.throttle_bytes_per_second = value.extract()?,
+        let name = name.extract::<String>()?;
+        let name = name.as_str();
+        match name {
+            "engine" => options.engine = argument::<String>(name, &value)?.parse().or_raise(py)?,
+            "block_size" => options.block_size = argument(name, &value)?,
+            "queue_depth" => options.queue_depth = argument(name, &value)?,
+            "parallelism" => options.parallelism = argument(name, &value)?,
+            "single_submit" => options.single_submit = argument(name, &value)?,
+            "sqpoll" => options.sqpoll = argument(name, &value)?,
+            "iopoll" => options.iopoll = argument(name, &value)?,
+            "direct" => options.direct = argument::<String>(name, &value)?.parse().or_raise(py)?,
+            "durability" => {
+                options.durability = argument::<String>(name, &value)?.parse().or_raise(py)?;
+            }
+            "drop_behind" => options.drop_behind = argument(name, &value)?,
+            "page_cache" => options.page_cache = argument(name, &value)?,
+            "staging_bytes" => options.staging_bytes = argument(name, &value)?,
+            "throttle_bytes_per_second" => {
+                options.throttle_bytes_per_second = argument(name, &value)?;
+            }
             "pool" => options.pool = Some(value.cast::<Pool>()?.get().core()),
             other => {
                 let message = format!("a handle has no option {other:?}");

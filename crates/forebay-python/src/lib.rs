@@ -27,6 +27,8 @@ mod _forebay {
     #[pymodule_export]
     use super::compare::compare;
     #[pymodule_export]
+    use super::error::write_unraisable;
+    #[pymodule_export]
     use super::handle::{Handle, drain_all};
     #[pymodule_export]
     use super::operation::{Operation, WakeEvent};

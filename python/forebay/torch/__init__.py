@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,10 @@ def parse_dtype(dtype: Any) -> torch.dtype:
     """Return the torch type for a name, a numpy type or a torch type."""
     name = dtype_name(np.dtype(dtype) if isinstance(dtype, type) else dtype)
     parsed = getattr(torch, name, None)
+    if not isinstance(parsed, torch.dtype):
+        # numpy's other spellings: "f4", "<i8", "double".
+        with contextlib.suppress(TypeError):
+            parsed = getattr(torch, np.dtype(name).name, None)
     if not isinstance(parsed, torch.dtype):
         raise InvalidInputError(f"torch has no type {name!r}")
     return parsed

@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
-use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, is_c_order};
+use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because, is_c_order};
 
 const NAME_LEGACY: &CStr = c"dltensor";
 const NAME_VERSIONED: &CStr = c"dltensor_versioned";
@@ -137,7 +137,13 @@ fn read(
         let managed = unsafe { managed.as_ref() };
         return Ok((managed.tensor, Some(managed.flags)));
     }
-    let managed = capsule.pointer_checked(Some(NAME_LEGACY))?.cast::<Legacy>();
+    let managed = capsule
+        .pointer_checked(Some(NAME_LEGACY))
+        .map_err(|cause| {
+            let message = "its DLPack capsule was used already, or is none";
+            invalid_because(object, message, cause)
+        })?
+        .cast::<Legacy>();
     // SAFETY: a capsule of this name points to a DLManagedTensor, which it owns.
     let managed = unsafe { managed.as_ref() };
     Ok((managed.tensor, None))

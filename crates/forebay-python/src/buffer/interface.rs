@@ -4,7 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::{Memory, NOT_CONTIGUOUS, byte_length, invalid, is_c_order};
+use super::{Memory, NOT_CONTIGUOUS, byte_length, invalid, invalid_because, is_c_order};
 
 pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let py = object.py();
@@ -18,14 +18,19 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
         return Err(invalid(object, "its array interface lacks shape or typestr"));
     };
     let item_bytes = item_bytes(object, &kind.extract::<String>()?)?;
-    if field(&interface, intern!(py, "mask"))?.is_some() {
-        return Err(invalid(object, "it has a mask; pass its data and its mask"));
+    // `numpy.ma` tells only by its attributes.
+    let masked = object.hasattr(intern!(py, "mask"))? && object.hasattr(intern!(py, "filled"))?;
+    if masked || field(&interface, intern!(py, "mask"))?.is_some() {
+        return Err(invalid(object, "it has a mask, which would be lost; pass .data and .mask"));
     }
-    let shape: Vec<usize> = shape.extract()?;
+    let shape: Vec<usize> =
+        shape.extract().map_err(|cause| invalid_because(object, "its shape is invalid", cause))?;
     let length = byte_length(&shape, item_bytes)
         .ok_or_else(|| invalid(object, "its size in bytes doesn't fit in memory"))?;
     if let Some(strides) = field(&interface, intern!(py, "strides"))? {
-        let strides: Vec<i64> = strides.extract()?;
+        let strides: Vec<i64> = strides
+            .extract()
+            .map_err(|cause| invalid_because(object, "its strides are invalid", cause))?;
         if !is_c_order(&shape, &strides, item_bytes) {
             return Err(invalid(
                 object,
@@ -37,7 +42,9 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let Some(data) = data.as_ref().and_then(|data| data.cast::<PyTuple>().ok()) else {
         return Err(invalid(object, "its array interface gives no address; call numpy.asarray"));
     };
-    let (address, read_only): (usize, bool) = data.extract()?;
+    let (address, read_only): (usize, bool) = data.extract().map_err(|cause| {
+        invalid_because(object, "its array interface gives no valid address", cause)
+    })?;
     if length > 0 && address == 0 {
         return Err(invalid(object, "its array interface gives a null address"));
     }

@@ -54,6 +54,12 @@ impl Memory {
     }
 
     fn find(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(class) = object.cast::<PyType>() {
+            let name = class.fully_qualified_name()?;
+            return Err(pyo3::exceptions::PyTypeError::new_err(format!(
+                "{name} is a class: pass an array"
+            )));
+        }
         for route in [torch::memory, interface::memory, dlpack::memory, protocol::memory] {
             if let Some(memory) = route(object)? {
                 return Ok(memory);

@@ -93,8 +93,8 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let keep = Bound::new(py, BufferView { view })?;
     // SAFETY: a format that isn't null is a C string that lives as long as the view, held by
     // `keep`.
-    if !format.is_null() && unsafe { CStr::from_ptr(format) }.to_bytes().contains(&b'O') {
-        return Err(invalid(object, "its items are references to objects, not plain bytes"));
+    if !format.is_null() && has_pointers(unsafe { CStr::from_ptr(format) }.to_bytes()) {
+        return Err(invalid(object, "its items are pointers or references, not plain bytes"));
     }
     Ok(Some(Memory {
         address,
@@ -102,4 +102,36 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
         read_only: read_only.then_some("it is read-only"),
         keep: keep.into_any().unbind(),
     }))
+}
+
+/// Whether a format (PEP 3118, and ctypes' `z`, `Z` and `P`) has items that are addresses.
+fn has_pointers(format: &[u8]) -> bool {
+    let mut in_name = false;
+    format.iter().enumerate().any(|(index, code)| {
+        // Names of fields are between colons.
+        in_name ^= *code == b':';
+        let next = format.get(index + 1);
+        !in_name
+            && match code {
+                b'O' | b'P' | b'z' | b'&' | b'X' => true,
+                // Before one of these it is a complex number.
+                b'Z' => !next.is_some_and(|next| b"efdgFDG".contains(next)),
+                _ => false,
+            }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_pointers;
+
+    #[test]
+    fn pointers_are_told_from_names_and_complex_numbers() {
+        for format in ["O", "<P", "<z", "<Z", "&<i", "X{}", "T{<i:x:<P:y:}", "(2)&<i"] {
+            assert!(has_pointers(format.as_bytes()), "{format}");
+        }
+        for format in ["B", "<f", "Zd", "T{<i:OPzZ:Zf:X:}", "10s", "e", ""] {
+            assert!(!has_pointers(format.as_bytes()), "{format}");
+        }
+    }
 }

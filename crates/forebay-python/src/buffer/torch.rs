@@ -62,6 +62,15 @@ fn check_layout(object: &Bound<'_, PyAny>) -> PyResult<()> {
             ));
         }
     }
+    if let Some(dtype) = object.getattr_opt(intern!(py, "dtype"))? {
+        let dtype = dtype.str()?.to_string_lossy().into_owned();
+        if matches!(dtype.as_str(), "torch.quint4x2" | "torch.quint2x4") {
+            return Err(invalid(
+                object,
+                &format!("several of its items ({dtype}) share a byte; pass .int_repr()"),
+            ));
+        }
+    }
     if let Some(nested) = object.getattr_opt(intern!(py, "is_nested"))?
         && nested.is_truthy()?
     {
