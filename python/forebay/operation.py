@@ -21,8 +21,8 @@ class Operation:
 
     It keeps its arrays alive until the last byte has moved, whatever becomes of other references
     to them, and lets go of them when :meth:`done` or a wait says that it is finished, or soon after
-    when the handle starts others. Waiting for it, in any of the ways below, raises its error; an error that nobody
-    waits for is raised by :meth:`Handle.wait` or :meth:`Handle.close`.
+    when the handle starts others. Waiting for it, in any of the ways below, raises its error; an
+    error that nobody waits for is raised by :meth:`Handle.wait` or :meth:`Handle.close`.
 
     Examples
     --------
