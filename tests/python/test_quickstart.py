@@ -297,7 +297,7 @@ def test_a_wrong_header_is_told_what_was_wanted(
 def start_storing(directory: Path) -> subprocess.Popen[str]:
     """Start a long run, and return when it has stored something."""
     before = set(directory.glob("forebay-quickstart-*"))
-    arguments = ("--dir", directory, "--size", "5M", "--repeats", "100000")
+    arguments = ("--dir", directory, "--size", "20M", "--repeats", "100000")
     child = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,
@@ -336,6 +336,8 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> N
         (mine / "tensors-0").write_bytes(b"mine")
         (owned,) = set(tmp_path.glob("forebay-quickstart-*")) - {dead, mine}
         assert dead.exists()
+        # It is still alive, but keeps dropping the page cache no longer.
+        live.send_signal(signal.SIGSTOP)
         done = run("--dir", tmp_path, "--size", "20M", "--repeats", "1")
         assert done.returncode == 0, done.stderr
         assert not dead.exists()
@@ -344,6 +346,7 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> N
         assert live.poll() is None
     finally:
         live.terminate()
+        live.send_signal(signal.SIGCONT)
         live.communicate(timeout=60)
     assert not owned.exists()
 
