@@ -288,7 +288,7 @@ impl Handle {
         let mut file = TensorFile::open(target, options, &runtime.mounts)?;
         let granule = file.offset_alignment;
         let always = self.options.direct == DirectMode::Always;
-        let needed = STAGED_GRANULES_MIN * granule;
+        let needed = STAGED_GRANULES_MIN as u64 * granule;
         if file.is_direct() && needed > runtime.staged_block_bytes as u64 && !always {
             file.give_direct_up(format!("its granule of {granule} bytes exceeds staging blocks"));
         }

@@ -36,7 +36,7 @@ pub struct Geometry {
 }
 
 /// Granules that a staging block must hold for a file to be planned for direct I/O.
-pub const STAGED_GRANULES_MIN: u64 = 2;
+pub const STAGED_GRANULES_MIN: usize = 2;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,8 +119,8 @@ impl Span {
         let start = self.offset + position as u64;
         let end = start + left as u64;
         // Without room for two granules in a staging block, a ragged load would never get on.
-        let stageable =
-            geometry.staged_block_bytes as u64 >= STAGED_GRANULES_MIN * geometry.offset_alignment;
+        let stageable = geometry.staged_block_bytes as u64
+            >= STAGED_GRANULES_MIN as u64 * geometry.offset_alignment;
         if !geometry.direct || !stageable {
             return Some(exact(Route::Buffered, position, start, left.min(geometry.block_bytes)));
         }

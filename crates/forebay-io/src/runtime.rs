@@ -13,6 +13,7 @@ use crate::engine::{EngineFactory, EngineKind, EngineOptions, WakeEvent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::Mounts;
 use crate::memory::{Pool, process};
+use crate::plan::STAGED_GRANULES_MIN;
 use crate::scheduler::{Port, Scheduler};
 use crate::staging::Staging;
 use crate::stats::Counters;
@@ -22,11 +23,10 @@ use crate::worker::{Worker, abandon};
 /// Largest staging block, in bytes: what was just copied, or is about to be, should still be in the
 /// processor's cache. Blocks of 256 KiB stored a third faster here than blocks of 1 MiB.
 const STAGED_BLOCK_BYTES_MAX: usize = 256 << 10;
-/// Granules that fit in a staging block at the least: a ragged load may touch two.
-const STAGED_GRANULES_MIN: usize = 2;
 /// Staging blocks per worker at the least, so that copies and transfers overlap.
 const STAGING_BLOCKS_MIN: usize = 4;
-/// Largest granule that staging blocks are cut for.
+/// Granule that staging blocks are made for at the least; files with larger ones than fit are
+/// buffered.
 const GRANULE_BYTES_MAX: usize = 16 << 10;
 
 /// See the [module documentation](self).
