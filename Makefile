@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SIZE ?= 1G
 DIR ?= target/quickstart
 
-RUST_SOURCES := $(shell find crates/forebay-io crates/forebay-python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+RUST_SOURCES := $(shell find crates/forebay crates/forebay-cli crates/forebay-io crates/forebay-python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 PACKAGE_SOURCES := $(RUST_SOURCES) $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
 .PHONY: help run test test-rust test-python check bench bench-python fuzz clean tools

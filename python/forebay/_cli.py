@@ -1,82 +1,95 @@
 """The ``forebay`` command of the Python package.
 
+The command is defined, and most of it done, in Rust; this module is what that finds of Python: the
+facts for its report, and the subcommands that are written in Python, each called with its options
+as parsed there.
+
 Exit codes: 0 all well; 1 something failed on the way; 2 the arguments can't be used; 3 the
 directory or the machine can't take it; 130 interrupted, 143 terminated, 129 hung up.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import json
+import platform
+import signal
 import sys
+import threading
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forebay._arguments import parse_size
-from forebay.errors import ForebayError
+from forebay import _forebay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["main"]
+
+_PACKAGES = ("forebay", "numpy", "torch", "deepspeed", "safetensors")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        with _interrupts(signal.SIG_DFL):
+            return _forebay.run_command(["forebay", *given], _Python())
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Python:
+    """What the command asks of Python."""
+
+    @staticmethod
+    def facts() -> str:
+        """Return what is installed, as JSON."""
+        versions = {}
+        for package in _PACKAGES:
+            with contextlib.suppress(PackageNotFoundError):
+                versions[package] = version(package)
+        return json.dumps({"python": platform.python_version(), "packages": versions})
+
+    @staticmethod
+    def call(subcommand: str, options: str) -> int:
+        """Carry out a subcommand with its options as JSON; return its exit code."""
+        with _interrupts(signal.default_int_handler):
+            try:
+                return _SUBCOMMANDS[subcommand](json.loads(options))
+            except KeyboardInterrupt:
+                return 130
+
+
+@contextlib.contextmanager
+def _interrupts(handler: Any) -> Iterator[None]:
+    """Have Ctrl-C do what `handler` says: end the process while Rust works, raise in Python."""
+    ours = (signal.SIG_DFL, signal.default_int_handler)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) not in ours:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _quickstart(options: dict[str, Any]) -> int:
     from forebay.quickstart import run
     from forebay.quickstart.output import discard
     from forebay.quickstart.scratch import Ended, ending
 
     try:
         with ending():
-            return run(options.files, options.dir, options.size, options.repeats)
+            return run(options["files"], options["dir"], options["size"], options["repeats"])
     except Ended as ended:
         return ended.code
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # Whoever read the output has seen enough.
         discard(sys.stdout)
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="forebay", description="Moves tensors between NVMe drives and memory."
-    )
-    with contextlib.suppress(PackageNotFoundError):  # run from a source tree
-        parser.add_argument("--version", action="version", version=version("forebay"))
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    quickstart = commands.add_parser(
-        "quickstart",
-        help="store and load real tensors, check every byte, and compare with other ways",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the directory can't take it.",
-    )
-    quickstart.add_argument(
-        "files",
-        metavar="FILE.safetensors",
-        nargs="*",
-        help="tensors to move; without any, a real model where installed and a made-up GPT-2",
-    )
-    quickstart.add_argument("--dir", default=".", help="where to store them (default: here)")
-    quickstart.add_argument(
-        "--size", type=_size, default=1 << 30, help="most bytes without FILE (default: 1G)"
-    )
-    quickstart.add_argument(
-        "--repeats", type=_repeats, default=3, help="runs of each way, of which the median counts"
-    )
-    return parser
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ForebayError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _repeats(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
+_SUBCOMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {"quickstart": _quickstart}

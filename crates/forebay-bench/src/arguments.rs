@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay::ByteSize;
 use forebay_io::{EngineChoice, Options};
 
 use crate::subject::set_option;
@@ -35,8 +36,8 @@ pub(crate) struct Scope {
     #[arg(long, default_value = "target/bench")]
     pub(crate) dir: PathBuf,
     /// Bytes of the file.
-    #[arg(long, default_value = "1G", value_parser = parse_size_text)]
-    pub(crate) size: u64,
+    #[arg(long, default_value = "1G")]
+    pub(crate) size: ByteSize,
     /// Rounds, in each of which every candidate runs once.
     #[arg(long, default_value = "7")]
     pub(crate) pairs: usize,
@@ -125,33 +126,9 @@ impl Scope {
     }
 }
 
-fn parse_size_text(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
-}
-
-/// Reads a number of bytes, such as `4096`, `64K` or `1G` (powers of 1024).
-pub(crate) fn parse_size(text: &str) -> Result<u64> {
-    let (digits, shift) = match text.to_ascii_uppercase().chars().last() {
-        Some('K') => (&text[..text.len() - 1], 10),
-        Some('M') => (&text[..text.len() - 1], 20),
-        Some('G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().with_context(|| format!("{text:?} is not a size"))?;
-    number.checked_mul(1 << shift).with_context(|| format!("{text:?} is too large"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_units_of_1024() {
-        assert_eq!(parse_size("4096").unwrap(), 4096);
-        assert_eq!(parse_size("64k").unwrap(), 64 << 10);
-        assert_eq!(parse_size("1G").unwrap(), 1 << 30);
-        assert!(parse_size("G").is_err() && parse_size("99999999999G").is_err());
-    }
 
     #[test]
     fn the_command_line_holds_together() {

@@ -48,7 +48,7 @@ pub(crate) fn run(bench: &Bench, place: &Place, report: &mut Report) -> Result<(
         Ok(version) => progress(&format!("{}: {version}", place.name)),
         Err(error) => report.notes.push(format!("nothing to compare with: {error:#}")),
     }
-    let payload = place.lay_out(bench.scope.size)?;
+    let payload = place.lay_out(bench.scope.size.0)?;
     let subject = Subject::new(bench.options()?)?;
     let stage = Stage { bench, place, payload, subject, has_fio: version.is_ok() };
     // Reads first: fio's writes leave bytes of its own, which can't be checked.
@@ -77,7 +77,7 @@ impl Stage<'_> {
     }
 
     fn size(&self) -> u64 {
-        self.bench.scope.size
+        self.bench.scope.size.0
     }
 
     /// fio's best settings, then in turns: fio, Forebay from pool memory, Forebay from ordinary

@@ -51,7 +51,7 @@ fn places(scope: &Scope, report: &mut Report) -> Result<Vec<Place>> {
         places.push(Place::drive(&scope.dir)?);
     }
     if !scope.skip_loop {
-        match Place::memory(&scope.dir, scope.size) {
+        match Place::memory(&scope.dir, scope.size.0) {
             Ok(place) => places.push(place),
             Err(error) => report.notes.push(format!("no loop device: {error:#}")),
         }

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
+use forebay::ByteSize;
 use forebay_io::{
     Direction, EngineChoice, Handle, Operation, Options, Part, Pool, PoolBuffer, Request, Target,
 };
 
-use crate::arguments::parse_size;
 use crate::measure::{Figure, Way, cpu_seconds};
 
 /// Where an ordinary buffer starts within a page: a multiple of 64 bytes and not of 512, as
@@ -191,7 +191,10 @@ pub(crate) fn idle_cpu_seconds(time: Duration) -> f64 {
 
 /// Sets one of Forebay's options by its name.
 pub(crate) fn set_option(options: &mut Options, key: &str, value: &str) -> Result<()> {
-    let size = || -> Result<usize> { Ok(usize::try_from(parse_size(value)?)?) };
+    let size = || -> Result<usize> {
+        let ByteSize(bytes) = value.parse().map_err(Error::msg)?;
+        Ok(usize::try_from(bytes)?)
+    };
     let switch = || value.parse::<bool>().context("true or false");
     match key {
         "engine" => options.engine = value.parse::<EngineChoice>()?,

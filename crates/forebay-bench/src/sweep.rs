@@ -19,19 +19,19 @@ pub(crate) fn run(sweep: &Sweep, place: &Place, report: &mut Report) -> Result<(
     if let Err(error) = fio::version() {
         bail!("a sweep compares with fio: {error:#}");
     }
-    let payload = place.lay_out(sweep.scope.size)?;
+    let payload = place.lay_out(sweep.scope.size.0)?;
     let subjects = sets(sweep)?.into_iter().map(Subject::new).collect::<Result<Vec<_>>>()?;
     for way in ways(sweep)? {
         for kind in MemoryKind::BOTH {
             progress(&format!("{}: {way}, {}", place.name, kind.name()));
-            let mut memory = Memory::new(kind, usize::try_from(sweep.scope.size)?)?;
+            let mut memory = Memory::new(kind, usize::try_from(sweep.scope.size.0)?)?;
             for subject in &subjects {
                 subject.run(payload.path(), way, &mut memory)?;
             }
             let results = interleave(sweep.scope.pairs, subjects.len() + 1, |candidate| {
                 chill(payload.path())?;
                 match candidate.checked_sub(1) {
-                    None => fio::run(payload.path(), way, YARDSTICK, sweep.scope.size),
+                    None => fio::run(payload.path(), way, YARDSTICK, sweep.scope.size.0),
                     Some(index) => subjects[index].run(payload.path(), way, &mut memory),
                 }
             })?;

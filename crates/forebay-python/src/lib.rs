@@ -14,6 +14,7 @@
 use pyo3::prelude::*;
 
 mod buffer;
+mod command;
 mod compare;
 mod error;
 mod handle;
@@ -24,6 +25,8 @@ mod probe;
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
 mod _forebay {
+    #[pymodule_export]
+    use super::command::run_command;
     #[pymodule_export]
     use super::compare::compare;
     #[pymodule_export]

@@ -11,7 +11,8 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("forebay-io", &[]),
     ("forebay", &["forebay-io"]),
     ("forebay-cli", &["forebay", "forebay-io"]),
-    ("forebay-python", &["forebay", "forebay-io"]),
+    // The wheel carries the command: one copy of the core for both.
+    ("forebay-python", &["forebay", "forebay-io", "forebay-cli"]),
     ("forebay-testkit", &["forebay", "forebay-io"]),
     ("forebay-bench", &["forebay", "forebay-io", "forebay-testkit"]),
     ("xtask", &[]),
@@ -29,7 +30,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("rustix", SYSTEM),
     ("nix", SYSTEM),
     ("libloading", SYSTEM),
-    ("anyhow", &["forebay-cli", "forebay-bench", "xtask"]),
+    ("anyhow", &["forebay-cli", "forebay-python", "forebay-bench", "xtask"]),
 ];
 
 /// Who talks to the operating system.
@@ -131,8 +132,8 @@ mod tests {
     #[test]
     fn a_face_that_knows_another_face_is_found() {
         let packages = json!([
-            package("forebay-python", &[("forebay-cli", Some("dev"))]),
-            package("forebay-cli", &[]),
+            package("forebay-cli", &[("forebay-python", Some("dev"))]),
+            package("forebay-python", &[]),
         ]);
         assert_eq!(findings_of(&packages).len(), 1);
     }

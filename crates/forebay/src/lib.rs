@@ -1,0 +1,11 @@
+//! Files and policy over [`forebay_io`]: what to do with drives, not how to talk to the kernel.
+//!
+//! No system calls and no `unsafe` are here: what moves bytes or asks the kernel is in
+//! [`forebay_io`]; what talks to users is in the command and in the Python package.
+
+#![forbid(unsafe_code)]
+
+mod size;
+
+pub use forebay_io as io;
+pub use size::ByteSize;
