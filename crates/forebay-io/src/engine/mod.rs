@@ -181,6 +181,21 @@ pub trait Engine: fmt::Debug {
     /// completion has been reaped or the engine has been dropped.
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize>;
 
+    /// As [`Self::submit`], for a caller whose next call is [`Self::reap`]: the kernel may get the
+    /// transfers only then, which saves a system call.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::submit`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::submit`].
+    unsafe fn submit_and_reap_next(&mut self, transfers: &[Transfer]) -> Result<usize> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.submit(transfers) }
+    }
+
     /// Waits until at least one completion is there, [`EngineOptions::wake`] is signalled or
     /// `timeout` (forever if `None`; zero polls) has passed, and appends all completions that are
     /// there to `completions`. A signal that ended the wait is consumed. It may return earlier with

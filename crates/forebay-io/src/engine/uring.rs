@@ -138,6 +138,31 @@ impl UringEngine {
         true
     }
 
+    /// Puts as many transfers as there is room for in the submission queue.
+    fn queue_all(&mut self, transfers: &[Transfer]) -> Result<usize> {
+        let count = transfers.len().min(self.depth - self.in_flight());
+        let mut accepted = 0;
+        for transfer in &transfers[..count] {
+            let taken = if self.takes(transfer) {
+                self.queue(transfer)
+            } else {
+                match self.submit_to_threads(*transfer) {
+                    Ok(taken) => taken,
+                    Err(error) if accepted == 0 => return Err(error),
+                    Err(_) => false, // The caller meets it when it tries the rest again.
+                }
+            };
+            if !taken {
+                break;
+            }
+            accepted += 1;
+            if self.options.single_submit {
+                self.flush()?;
+            }
+        }
+        Ok(accepted)
+    }
+
     /// Takes what the completion queue holds; `true` if the wake event was among it and signalled.
     fn take(&mut self, completions: &mut Vec<Completion>) -> Result<bool> {
         let mut woken = false;
@@ -223,36 +248,30 @@ impl Engine for UringEngine {
     }
 
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
-        let count = transfers.len().min(self.depth - self.in_flight());
-        let mut accepted = 0;
-        for transfer in &transfers[..count] {
-            let taken = if self.takes(transfer) {
-                self.queue(transfer)
-            } else {
-                match self.submit_to_threads(*transfer) {
-                    Ok(taken) => taken,
-                    Err(error) if accepted == 0 => return Err(error),
-                    Err(_) => false, // The caller meets it when it tries the rest again.
-                }
-            };
-            if !taken {
-                break;
-            }
-            accepted += 1;
-            if self.options.single_submit {
-                self.flush()?;
-            }
-        }
+        let accepted = self.queue_all(transfers)?;
         if accepted > 0 && !self.options.single_submit {
             self.flush()?;
         }
         Ok(accepted)
     }
 
+    unsafe fn submit_and_reap_next(&mut self, transfers: &[Transfer]) -> Result<usize> {
+        if self.polls_completions() {
+            // SAFETY: the caller's promise is passed on.
+            return unsafe { self.submit(transfers) };
+        }
+        self.queue_all(transfers)
+    }
+
     fn reap(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) -> Result<()> {
         let deadline = Deadline::after(timeout);
         let count = completions.len();
         let mut woken = self.take(completions)?;
+        let found = woken || completions.len() > count;
+        if found && !self.ring.submission().is_empty() {
+            // No sleep that would take them along.
+            self.flush()?;
+        }
         while !woken && completions.len() == count {
             let left = deadline.left();
             woken = self.sleep(left, completions)?;

@@ -51,6 +51,15 @@ enum Refilled {
     All,
 }
 
+/// What a worker does once it has handed transfers over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// Sleeps in the engine.
+    Reap,
+    /// Copies bytes, while which the drive should have something to do.
+    Copy,
+}
+
 /// See the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -120,7 +129,7 @@ impl Worker {
         loop {
             self.bindings.drop_gone_regions(self.engine.as_mut());
             let version = self.scheduler.version();
-            let refilled = self.refill()?;
+            let refilled = self.refill(Then::Reap)?;
             if self.outstanding() == 0 {
                 if refilled != Refilled::Nothing {
                     continue;
@@ -136,7 +145,7 @@ impl Worker {
 
     /// Takes work and hands it to the engine. Each staged block goes out as soon as it is filled,
     /// so that the drive works while the next one is copied.
-    fn refill(&mut self) -> Result<Refilled> {
+    fn refill(&mut self, then: Then) -> Result<Refilled> {
         let mut room = self.room();
         let staging_free = room.staging_blocks;
         room.staging_blocks = room.staging_blocks.min(STAGED_BATCH);
@@ -153,10 +162,10 @@ impl Worker {
             let staged = unit.is_staged();
             self.start(unit);
             if staged {
-                self.submit()?;
+                self.submit(Then::Copy)?;
             }
         }
-        self.submit()?;
+        self.submit(then)?;
         Ok(refilled)
     }
 
@@ -310,7 +319,7 @@ impl Worker {
         }
     }
 
-    fn submit(&mut self) -> Result<()> {
+    fn submit(&mut self, then: Then) -> Result<()> {
         while let Some(unit) = self.parked.pop_front() {
             if self.staging.free_count() == 0 {
                 self.parked.push_front(unit);
@@ -321,7 +330,7 @@ impl Worker {
         if self.ready.is_empty() {
             return Ok(());
         }
-        let accepted = self.hand_over()?;
+        let accepted = self.hand_over(then)?;
         self.ready.drain(..accepted);
         add(&self.counters.transfers, accepted as u64);
         self.counters.depth(self.engine.in_flight());
@@ -329,11 +338,16 @@ impl Worker {
     }
 
     #[expect(unsafe_code, reason = "a transfer is a promise about memory and descriptors")]
-    fn hand_over(&mut self) -> Result<usize> {
-        // SAFETY: the flight of each transfer holds its operation, whose maker keeps the memory
-        // valid until it is done, and its file; it stays in `flights` until the completion is
-        // seen, or until the engine is dropped in `give_everything_back`.
-        unsafe { self.engine.submit(&self.ready) }
+    fn hand_over(&mut self, then: Then) -> Result<usize> {
+        // The flight of each transfer holds its operation, whose maker keeps the memory valid until
+        // it is done, and its file; it stays in `flights` until the completion is seen, or until
+        // the engine is dropped in `give_everything_back`.
+        match then {
+            // SAFETY: as said above.
+            Then::Reap => unsafe { self.engine.submit_and_reap_next(&self.ready) },
+            // SAFETY: as said above.
+            Then::Copy => unsafe { self.engine.submit(&self.ready) },
+        }
     }
 
     fn handle_completions(&mut self) -> Result<()> {
@@ -348,7 +362,7 @@ impl Worker {
             let staged = flight.staging.is_some();
             self.handle(token, flight, completion.result);
             if staged {
-                self.refill()?;
+                self.refill(Then::Copy)?;
             }
         }
         self.completions = completions;

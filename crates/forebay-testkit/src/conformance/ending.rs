@@ -12,6 +12,7 @@ use super::rig::{ALIGNMENT, Job, Memory, Rig};
 pub(super) const CASES: &[Case] = &[
     Case { name: "drop with reads in flight leaves the memory alone", check: drop_with_reads },
     Case { name: "drop with writes in flight leaves whole blocks", check: drop_with_writes },
+    Case { name: "drop with reads not yet handed to the kernel", check: drop_with_queued },
     Case { name: "an engine can be built after another was dropped", check: build_again },
     Case { name: "drop ends when the wake event was consumed elsewhere", check: consumed_wake },
 ];
@@ -46,6 +47,19 @@ fn drop_with_reads(rig: &mut Rig<'_>) {
         std::thread::sleep(Duration::from_millis(20));
         assert!(memory.iter().map(|memory| memory.bytes()).eq(before), "written to after drop");
     }
+}
+
+fn drop_with_queued(rig: &mut Rig<'_>) {
+    let file = rig.file(&vec![0xab; 2 * BLOCK_BYTES], true);
+    let memory = Memory::filled(BLOCK_BYTES, 0);
+    let jobs =
+        [0, BLOCK_BYTES as u64].map(|offset| Job::new(Command::Read, &file, offset, &memory));
+    assert!(rig.submit_for_later(&jobs) >= 1);
+    replace_engine(rig);
+    let before = memory.bytes();
+    assert!(before.iter().all(|&byte| byte == 0 || byte == 0xab));
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(memory.bytes() == before, "written to after drop");
 }
 
 fn drop_with_writes(rig: &mut Rig<'_>) {

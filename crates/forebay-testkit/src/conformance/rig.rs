@@ -251,11 +251,30 @@ impl<'a> Rig<'a> {
         let transfers: Vec<_> =
             jobs.iter().zip(tokens).map(|(job, token)| job.transfer(token, 0)).collect();
         self.kept.extend(jobs.iter().map(|job| Rc::clone(&job.memory)));
-        // SAFETY: `kept` holds the memory for longer than the engine lives; descriptors are those
-        // of files that the case keeps, or meant to be wrong.
-        let accepted = unsafe { self.engine.submit(&transfers) }.unwrap();
+        let accepted = self.hand_over(&transfers, false);
         assert!(accepted <= transfers.len());
         accepted
+    }
+
+    /// Hands the first attempts of all jobs to an engine that may wait with them until it is
+    /// reaped, which it never is.
+    pub(super) fn submit_for_later(&mut self, jobs: &[Job]) -> usize {
+        let transfers: Vec<_> =
+            jobs.iter().zip(0..).map(|(job, token)| job.transfer(token, 0)).collect();
+        self.kept.extend(jobs.iter().map(|job| Rc::clone(&job.memory)));
+        self.hand_over(&transfers, true)
+    }
+
+    /// `kept` must hold the memory of the transfers.
+    fn hand_over(&mut self, transfers: &[Transfer], reap_next: bool) -> usize {
+        if reap_next {
+            // SAFETY: `kept` holds the memory for longer than the engine lives; descriptors are
+            // those of files that the case keeps, or meant to be wrong.
+            unsafe { self.engine.submit_and_reap_next(transfers) }.unwrap()
+        } else {
+            // SAFETY: as above.
+            unsafe { self.engine.submit(transfers) }.unwrap()
+        }
     }
 
     /// Reaps until `count` completions have come.
@@ -291,8 +310,8 @@ impl<'a> Rig<'a> {
                     jobs[index].transfer(next_token.wrapping_add(n), states[index].done)
                 })
                 .collect();
-            // SAFETY: as in `submit_batch`.
-            let accepted = unsafe { self.engine.submit(&transfers) }.unwrap();
+            let reap_next = self.random.next_u64().is_multiple_of(2);
+            let accepted = self.hand_over(&transfers, reap_next);
             for (transfer, &index) in transfers[..accepted].iter().zip(&batch) {
                 assert_eq!(waiting.pop(), Some(index));
                 assert_eq!(flying.insert(transfer.token, index), None);
