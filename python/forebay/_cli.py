@@ -92,4 +92,13 @@ def _quickstart(options: dict[str, Any]) -> int:
         return 0
 
 
-_SUBCOMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {"quickstart": _quickstart}
+def _deepspeed(options: dict[str, Any]) -> int:
+    from forebay.deepspeed import hook
+
+    return hook.run(options["action"], json=options["json"])
+
+
+_SUBCOMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
+    "quickstart": _quickstart,
+    "deepspeed": _deepspeed,
+}

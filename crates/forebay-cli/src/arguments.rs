@@ -1,19 +1,31 @@
 //! The definition of the command: subcommands, options, help.
+//!
+//! Options of a subcommand are defined in the module that carries it out; here are those without
+//! one, and what holds for all.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{CommandFactory, Parser};
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser};
 use clap_complete::Shell;
 use forebay::ByteSize;
 use serde::Serialize;
 
+use crate::{deepspeed, report};
+
 /// What holds for all subcommands.
-const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 something that was checked or tried failed, \
-    2 the arguments can't be used, 3 the machine or the directory can't take it, 130 interrupted.";
+const AFTER_HELP: &str = "\
+Examples:
+  forebay report /nvme
+  forebay quickstart --dir /nvme
+  forebay report --json | jq .counts
+
+Exit codes: 0 all is well, 1 something that was checked or tried failed, 2 the arguments can't be \
+used, 3 the machine or the directory can't take it, 130 interrupted.";
 
 /// Moves tensors between NVMe drives and memory.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "forebay", version, after_help = AFTER_HELP, max_term_width = 100)]
 pub(crate) struct Arguments {
     /// Print the result as one JSON object
     #[arg(long, global = true)]
@@ -32,21 +44,47 @@ pub fn definition() -> clap::Command {
     Arguments::command()
 }
 
+impl Arguments {
+    /// Reads the command's name and arguments.
+    pub(crate) fn read(arguments: &[OsString]) -> Result<Self, clap::Error> {
+        let mut command = definition();
+        if names(arguments, "--no-color") {
+            command = command.color(ColorChoice::Never);
+        }
+        let matches = command.try_get_matches_from_mut(arguments)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    }
+}
+
+/// Whether a flag is among arguments that may not make sense otherwise.
+pub(crate) fn names(arguments: &[OsString], flag: &str) -> bool {
+    let options = arguments.iter().take_while(|argument| argument.as_os_str() != "--");
+    options.into_iter().any(|argument| argument.as_os_str() == flag)
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Subcommand {
+    /// Try out what this machine and its drives can do, and say how to get what is missing
+    Report(report::Options),
+
     /// Store and load real tensors, check every byte, and compare with other ways
     Quickstart(Quickstart),
 
+    /// Have DeepSpeed's swapping use Forebay, or see whether it does
+    Deepspeed(deepspeed::Options),
+
     /// Print the completions of a shell
-    #[command(after_help = "Example: forebay completions bash > \
-        ~/.local/share/bash-completion/completions/forebay")]
+    #[command(after_help = "Examples:\n  \
+        forebay completions bash > ~/.local/share/bash-completion/completions/forebay\n  \
+        forebay completions zsh > ~/.zfunc/_forebay")]
     Completions {
         /// The shell
         shell: Shell,
     },
 
     /// Print the man page
-    #[command(after_help = "Example: forebay man | man -l -")]
+    #[command(after_help = "Examples:\n  forebay man | man -l -\n  \
+        forebay man --dir ~/.local/share/man/man1")]
     Man {
         /// Write the pages of all subcommands into this directory instead
         #[arg(long)]
@@ -83,5 +121,23 @@ mod tests {
     #[test]
     fn the_definition_holds_together() {
         definition().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_every_subcommand_has_examples() {
+        for command in definition().get_subcommands_mut() {
+            let help = command.render_long_help().to_string();
+            let (_, examples) = help.split_once("Examples:\n").unwrap_or_default();
+            let call = format!("  forebay {}", command.get_name());
+            assert!(examples.contains(&call), "{}: {help}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn a_flag_is_found_before_the_end_of_options_only() {
+        let arguments = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(names(&arguments("forebay nonsense --json"), "--json"));
+        assert!(!names(&arguments("forebay report -- --json"), "--json"));
+        assert!(!names(&arguments("forebay report"), "--json"));
     }
 }

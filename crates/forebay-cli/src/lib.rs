@@ -13,34 +13,40 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod config;
+mod deepspeed;
 mod exit;
 mod host;
 mod output;
 mod pages;
+mod report;
 
 use std::ffi::OsString;
 
-use clap::Parser;
-
 pub use arguments::definition;
-use arguments::{Arguments, Subcommand};
+use arguments::{Arguments, Subcommand, names};
 pub use exit::{Exit, Failure};
 pub use host::{Host, NoPython};
-pub use output::Output;
+use output::Output;
 
 /// Runs the command with its name and arguments; returns its exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, host: &dyn Host) -> u8 {
-    let arguments = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => arguments,
-        Err(error) => return output::print_usage(&error),
-    };
-    let mut output = Output::new(arguments.json, arguments.no_color);
-    output::end(carry_out(arguments.subcommand, host, &mut output))
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let output = Output::new(names(&arguments, "--json"), names(&arguments, "--no-color"));
+    match Arguments::read(&arguments) {
+        Ok(arguments) => {
+            let output = Output::new(arguments.json, arguments.no_color);
+            output.end(carry_out(arguments.subcommand, host, &output))
+        }
+        Err(error) => output.usage(&error),
+    }
 }
 
-fn carry_out(subcommand: Subcommand, host: &dyn Host, output: &mut Output) -> anyhow::Result<u8> {
+fn carry_out(subcommand: Subcommand, host: &dyn Host, output: &Output) -> anyhow::Result<u8> {
     match subcommand {
-        Subcommand::Quickstart(options) => host.call("quickstart", &serde_json::to_value(options)?),
+        Subcommand::Report(options) => report::run(&options, host, output),
+        Subcommand::Quickstart(options) => host.call("quickstart", &output.with_form(&options)?),
+        Subcommand::Deepspeed(options) => deepspeed::run(&options, host, output),
         Subcommand::Completions { shell } => pages::completions(shell, output),
         Subcommand::Man { dir } => pages::man(dir.as_deref(), output),
     }

@@ -25,6 +25,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use crate::config::DirectMode;
+use crate::directory::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Direction;
 use crate::syscalls::{page_bytes, read_cached};
@@ -556,7 +557,7 @@ pub struct FileFacts {
     pub size: u64,
 }
 
-/// Looks at an existing file, or at a directory by means of an unnamed file in it.
+/// Looks at an existing file, or at a directory by means of a file in it.
 ///
 /// # Errors
 ///
@@ -570,12 +571,8 @@ pub fn facts(path: &Path) -> Result<FileFacts> {
         with_directory: false,
     };
     let file = if path.is_dir() {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let unnamed =
-            rustix::fs::open(path, flags, Mode::from_raw_mode(0o600)).map_err(|code| {
-                Error::from_os(code.raw_os_error(), "cannot make a file in").path(path)
-            })?;
-        let target = Target::Descriptor(unnamed.as_raw_fd());
+        let scratch = Scratch::make(path)?;
+        let target = Target::Descriptor(scratch.descriptor());
         TensorFile::open(&target, options, &mounts).map_err(|error| error.path(path))?
     } else {
         TensorFile::open(&Target::Path(path.to_path_buf()), options, &mounts)?

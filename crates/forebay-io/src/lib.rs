@@ -26,6 +26,7 @@
 //! ```
 
 pub mod config;
+pub mod directory;
 pub mod engine;
 pub mod error;
 pub mod files;

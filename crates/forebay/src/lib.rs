@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod size;
+pub mod topology;
 
 pub use forebay_io as io;
 pub use size::ByteSize;
