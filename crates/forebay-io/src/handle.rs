@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files::{OPEN_ATTEMPTS_MAX, OpenOptions, Target, TensorFile, read_if_cached};
 use crate::memory::Pool;
 use crate::operation::{ALLOCATE_BYTES_MIN, FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::order::Entry;
 use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
@@ -193,11 +194,11 @@ impl Handle {
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
         let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
-        let operation = self.begin(&runtime, request).map_err(|error| error.operation(name))?;
+        let begun = self.begin(&runtime, request).map_err(|error| error.operation(name));
         if let Some(error) = runtime.breakage() {
             abandon(&runtime.scheduler, &error);
         }
-        Ok(Operation(operation))
+        begun.map(Operation)
     }
 
     /// Opens the files, gets in line for them, and starts unless there is somebody to wait for.
@@ -206,23 +207,23 @@ impl Handle {
         check_memory(&request)?;
         for attempt in 1.. {
             let operation = self.prepare(runtime, &request)?;
-            if !runtime.tracker.begin(&operation) {
-                operation.withdraw();
-                return Err(closed());
-            }
-            let may_go = runtime.tracker.order().enter(&operation);
-            // An earlier store of the same name may have failed and removed the file between its
-            // being opened here and this operation's getting in line.
-            if !operation.is_current() && attempt < OPEN_ATTEMPTS_MAX {
-                operation.withdraw();
-                continue;
-            }
             operation.keep(request.keep.take());
-            if may_go {
-                let workers = operation.block_count();
-                runtime.scheduler.push(Arc::clone(&operation), workers);
+            let entry = runtime.tracker.begin(&operation, attempt == OPEN_ATTEMPTS_MAX);
+            match entry {
+                Entry::Go => {
+                    let workers = operation.block_count();
+                    runtime.scheduler.push(Arc::clone(&operation), workers);
+                    return Ok(operation);
+                }
+                Entry::Wait => return Ok(operation),
+                // An earlier store of the same name may have failed and removed the file between
+                // its being opened here and this operation's getting in line.
+                Entry::Stale => request.keep = operation.withdraw(),
+                Entry::Refused => {
+                    request.keep = operation.withdraw();
+                    return Err(closed());
+                }
             }
-            return Ok(operation);
         }
         unreachable!("the last attempt returns")
     }
@@ -230,21 +231,10 @@ impl Handle {
     fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<Arc<Shared>> {
         let durability = request.durability.unwrap_or(self.options.durability);
         let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
-        for (target, end) in request.files.iter().zip(ends_of(request)) {
-            let opened = self.open(runtime, request, durability, target, end);
-            match opened.and_then(|opened| check_end(request, opened, end)) {
-                Ok(opened) => files.push(opened),
-                Err(error) => {
-                    for opened in &files {
-                        opened.file.remove_if_created();
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        if let Err(error) = check_files(request, &files) {
+        let opened = self.open_all(runtime, request, durability, &mut files);
+        if let Err(error) = opened.and_then(|()| check_files(request, &files)) {
             for opened in &files {
-                opened.file.remove_if_created();
+                runtime.tracker.order().discard(&opened.file);
             }
             return Err(error);
         }
@@ -261,6 +251,7 @@ impl Handle {
             priority: request.priority,
             durability,
             drop_behind: self.options.drop_behind,
+            whole_file: request.whole_file,
             require_direct: self.options.direct == DirectMode::Always,
             block_bytes: runtime.block_bytes,
             staged_block_bytes: runtime.staged_block_bytes,
@@ -270,22 +261,41 @@ impl Handle {
         Ok(Shared::new(plan, files, Arc::clone(&runtime.tracker), &runtime.scheduler))
     }
 
-    fn open(
+    /// Opens the files, into `opened` as far as it gets.
+    fn open_all(
         &self,
         runtime: &Runtime,
         request: &Request,
         durability: Durability,
-        target: &Target,
-        end: u64,
-    ) -> Result<OpenedFile> {
+        opened: &mut Vec<OpenedFile>,
+    ) -> Result<()> {
         let store = request.direction == Direction::Store;
-        let options = OpenOptions {
-            direction: request.direction,
-            mode: self.options.direct,
-            exact_size: (store && request.whole_file).then_some(end),
-            with_directory: store && durability == Durability::Full,
-        };
-        let mut file = TensorFile::open(target, options, &runtime.mounts)?;
+        for (target, end) in request.files.iter().zip(ends_of(request)) {
+            let options = OpenOptions {
+                direction: request.direction,
+                mode: self.options.direct,
+                exact_size: (store && request.whole_file).then_some(end),
+                with_directory: store && durability == Durability::Full,
+            };
+            let mut file = TensorFile::open(target, options, &runtime.mounts)?;
+            runtime.tracker.order().made(&file);
+            let ready = check_end(request, &file, end)
+                .and_then(|()| self.go_direct(runtime, &mut file, options));
+            let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, end);
+            opened.push(OpenedFile::new(file, maybe_cached));
+            ready?;
+        }
+        Ok(())
+    }
+
+    /// Opens a file for direct I/O where that is to be had, and takes note of where it isn't.
+    fn go_direct(
+        &self,
+        runtime: &Runtime,
+        file: &mut TensorFile,
+        options: OpenOptions,
+    ) -> Result<()> {
+        file.open_direct(options)?;
         let granule = file.offset_alignment;
         let always = self.options.direct == DirectMode::Always;
         let needed = STAGED_GRANULES_MIN as u64 * granule;
@@ -296,12 +306,15 @@ impl Handle {
             let label = file.mount_label();
             runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
         }
-        let maybe_cached = !store
+        Ok(())
+    }
+
+    fn may_be_cached(&self, file: &TensorFile, options: OpenOptions, end: u64) -> bool {
+        options.direction == Direction::Load
             && self.options.page_cache
-            && !always
+            && self.options.direct != DirectMode::Always
             && file.is_direct()
-            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
-        Ok(OpenedFile::new(file, maybe_cached))
+            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0)
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
@@ -344,6 +357,7 @@ impl Handle {
             && self.options.direct != DirectMode::Always
             && self.options.throttle_bytes_per_second.is_none()
             && (1..=QUICK_LOAD_BYTES_MAX).contains(&part.length)
+            && part.file == 0
             && !part.address.is_null();
         if !quick {
             return Ok(false);
@@ -605,11 +619,10 @@ fn ends_of(request: &Request) -> Vec<u64> {
 }
 
 /// Refuses a load behind the end of a file, and a store behind the end of a device.
-fn check_end(request: &Request, opened: OpenedFile, end: u64) -> Result<OpenedFile> {
-    let file = &opened.file;
+fn check_end(request: &Request, file: &TensorFile, end: u64) -> Result<()> {
     let fixed = request.direction == Direction::Load || !file.is_regular();
     if !fixed || end <= file.size {
-        return Ok(opened);
+        return Ok(());
     }
     let size = file.size;
     let error = match request.parts.iter().find(|part| part.offset + part.length as u64 == end) {

@@ -23,6 +23,7 @@ use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{FileKey, TensorFile};
 use crate::memory::process;
+use crate::order::Ending;
 use crate::plan::{Block, Direction, Geometry, Route, Span};
 use crate::scheduler::Scheduler;
 use crate::tracker::Tracker;
@@ -45,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) priority: Priority,
     pub(crate) durability: Durability,
     pub(crate) drop_behind: bool,
+    /// A store that replaces all of each file.
+    pub(crate) whole_file: bool,
     pub(crate) require_direct: bool,
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
@@ -62,6 +65,18 @@ enum Phase {
     Sync,
     SyncDirectory,
     Done,
+}
+
+/// How far a store has come with its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Milestone {
+    Start,
+    /// They hold all bytes, and no more than they should.
+    Whole,
+    /// They are as durable as was asked for, their names perhaps not yet.
+    Durable,
+    /// Every phase ran to its end.
+    Everything,
 }
 
 /// One piece of work that a worker has taken.
@@ -147,10 +162,10 @@ pub(crate) struct OpenedFile {
     pub(crate) file: Arc<TensorFile>,
     /// Some of its pages were in the page cache when the operation began.
     pub(crate) maybe_cached: bool,
-    /// Some of its old content has been overwritten, by this operation or one that failed.
-    spoiled: bool,
+    /// Some of its old content has been overwritten.
+    pub(crate) spoiled: bool,
     /// Its size before this operation made it longer.
-    size_before: Option<u64>,
+    pub(crate) size_before: Option<u64>,
 }
 
 impl OpenedFile {
@@ -168,10 +183,7 @@ struct Progress {
     position: usize,
     units_out: usize,
     queued: bool,
-    /// The files are as durable as was asked for, their names perhaps not yet.
-    synced: bool,
-    /// Every phase ran to its end.
-    complete: bool,
+    reached: Milestone,
     files: Vec<OpenedFile>,
     error: Option<Error>,
 }
@@ -233,8 +245,7 @@ impl Shared {
             position: 0,
             units_out: 0,
             queued: true,
-            synced: plan.durability == Durability::None,
-            complete: false,
+            reached: Milestone::Start,
             files,
             error: None,
         };
@@ -300,9 +311,9 @@ impl Shared {
                     return Take::Finish;
                 }
                 Ok(None) => {
-                    progress.synced |= progress.phase == Phase::Sync;
+                    let passed = self.milestone_after(progress.phase);
+                    progress.reached = progress.reached.max(passed);
                     progress.phase = self.phase_after(progress.phase);
-                    progress.complete = progress.phase == Phase::Done;
                     progress.next = 0;
                     progress.position = 0;
                 }
@@ -409,6 +420,15 @@ impl Shared {
         }
     }
 
+    fn milestone_after(&self, phase: Phase) -> Milestone {
+        match phase {
+            _ if self.phase_after(phase) == Phase::Done => Milestone::Everything,
+            Phase::Trim if self.plan.durability != Durability::None => Milestone::Whole,
+            Phase::Trim | Phase::Sync => Milestone::Durable,
+            _ => Milestone::Start,
+        }
+    }
+
     /// Takes back a unit. Returns whether the operation must be put into the queue again.
     fn complete(&self, result: Result<usize>) -> bool {
         let mut progress = lock(&self.progress);
@@ -434,30 +454,24 @@ impl Shared {
     /// Puts the files right, closes them, tells everybody who waits, and lets the stores begin that
     /// waited for this one.
     pub(crate) fn finish(self: &Arc<Self>) {
-        let (files, result, synced) = {
+        let (files, result, ending) = {
             let mut progress = lock(&self.progress);
-            let result = self.result(progress.error.take(), progress.complete);
-            (std::mem::take(&mut progress.files), result, progress.synced)
+            let reached = progress.reached;
+            let result = self.result(progress.error.take(), reached == Milestone::Everything);
+            let ending = match reached {
+                Milestone::Start => Ending::Halfway,
+                Milestone::Whole => Ending::Unsure,
+                Milestone::Durable | Milestone::Everything => Ending::Stored,
+            };
+            (std::mem::take(&mut progress.files), result, ending)
         };
         for OpenedFile { file, .. } in &files {
             self.leave_page_cache(file);
         }
-        let failed = self.plan.direction == Direction::Store && result.is_err();
-        let halfway = failed && self.bytes_done.load(Ordering::Relaxed) < self.bytes_total;
-        let released = self.tracker.order().leave(self, &files, |opened, next| {
-            let OpenedFile { file, spoiled, size_before, .. } = opened;
-            match next {
-                _ if !halfway => {}
-                // Another store has the file already: what is to become of it is its affair.
-                Some(next) => next.inherit(file),
-                None => file.clean_up_failure(*spoiled, *size_before),
-            }
-            // After a failed fsync nobody knows what is on the drive. An old file is left to its
-            // owner, who hears of it; a new one isn't worth keeping.
-            if failed && !synced && next.is_none() {
-                file.remove_if_created();
-            }
-        });
+        let released = match self.plan.direction {
+            Direction::Load => Vec::new(),
+            Direction::Store => self.tracker.order().leave(self, &files, ending),
+        };
         drop(files);
         self.deliver(result);
         self.release(released);
@@ -477,42 +491,24 @@ impl Shared {
         }
     }
 
-    /// Takes over a file in which an earlier store failed halfway.
-    fn inherit(&self, from: &TensorFile) {
-        let mut progress = lock(&self.progress);
-        for opened in progress.files.iter_mut().filter(|opened| opened.file.key == from.key) {
-            opened.spoiled = true;
-            if from.was_created() {
-                opened.file.inherit_creation();
-            }
-        }
-    }
-
-    /// The files of a store, and whether it replaces all of each.
-    pub(crate) fn stored_files(&self) -> Vec<(FileKey, bool)> {
-        if self.plan.direction == Direction::Load {
-            return Vec::new();
-        }
-        let progress = lock(&self.progress);
-        progress.files.iter().map(|opened| (opened.file.key, opened.file.is_replaced())).collect()
+    /// The files of a store; `None` for a load, which waits for nobody.
+    pub(crate) fn stored_files(&self) -> Option<Vec<FileKey>> {
+        let stored = || lock(&self.progress).files.iter().map(|opened| opened.file.key).collect();
+        (self.plan.direction == Direction::Store).then(stored)
     }
 
     /// Whether the names that were asked for still name the files that were opened.
     pub(crate) fn is_current(&self) -> bool {
-        self.plan.direction == Direction::Load
-            || lock(&self.progress).files.iter().all(|opened| opened.file.is_current())
+        lock(&self.progress).files.iter().all(|opened| opened.file.is_current())
     }
 
-    /// Takes it out of line again before it began, and closes its files.
-    pub(crate) fn withdraw(self: &Arc<Self>) {
-        let files = std::mem::take(&mut lock(&self.progress).files);
-        let released = self.tracker.order().leave(self, &files, |opened, next| {
-            if next.is_none() {
-                opened.file.remove_if_created();
-            }
-        });
-        self.tracker.withdraw(self.id);
-        self.release(released);
+    /// Closes the files of an operation that never began, removes those that it made, and returns
+    /// what was to be kept alive.
+    pub(crate) fn withdraw(&self) -> Option<Box<dyn Any + Send>> {
+        for opened in std::mem::take(&mut lock(&self.progress).files) {
+            self.tracker.order().discard(&opened.file);
+        }
+        lock(&self.keep).take()
     }
 
     /// Lets stores begin that waited for this one.
