@@ -161,6 +161,10 @@ impl TensorFile {
             }
         };
         let (buffered, created) = opened.map_err(|error| error.path(&label))?;
+        let directory = match directory {
+            Some(directory) if is_link(&label) => Some(open_directory_behind(&label, directory)),
+            directory => directory,
+        };
         let status = status_of(buffered.as_fd()).map_err(|error| error.path(&label))?;
         let regular = regular_or_block(&status).map_err(|error| error.path(&label))?;
         let mount = mounts.of(&status);
@@ -476,6 +480,18 @@ fn open_directory(path: &Path) -> Result<OwnedFd> {
         let error = Error::from_os(code.raw_os_error(), "cannot open the directory").path(parent);
         explain_open(error, code)
     })
+}
+
+fn is_link(path: &Path) -> bool {
+    rustix::fs::lstat(path)
+        .is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::Symlink)
+}
+
+/// The directory of the file that a link leads to; that of the link where it can't be had (a
+/// descriptor's name in `/proc` leads to files that have none).
+fn open_directory_behind(link: &Path, of_link: OwnedFd) -> OwnedFd {
+    let target = link.canonicalize().ok();
+    target.and_then(|target| open_directory(&target).ok()).unwrap_or(of_link)
 }
 
 fn explain_open(error: Error, code: Errno) -> Error {
