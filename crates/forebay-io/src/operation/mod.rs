@@ -12,11 +12,13 @@
 //!   back; files are closed before anybody hears that the operation is done.
 //! - An operation is in the scheduler's queue, or has units out, or is done.
 
+mod ticket;
+mod unit;
+
 use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
 use crate::config::{Durability, Priority};
 use crate::engine::WakeEvent;
@@ -24,9 +26,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files::{FileKey, TensorFile};
 use crate::memory::process;
 use crate::order::Ending;
-use crate::plan::{Block, Direction, Geometry, Route, Span};
+use crate::plan::{Direction, Geometry, Route, Span};
 use crate::scheduler::Scheduler;
 use crate::tracker::Tracker;
+
+pub use ticket::Operation;
+pub(crate) use unit::{Take, Unit, Work};
 
 /// Smallest growth of a file, in bytes, that is worth a call to reserve it: below it, the write
 /// allocates as well as a reservation would.
@@ -77,84 +82,6 @@ enum Milestone {
     Durable,
     /// Every phase ran to its end.
     Everything,
-}
-
-/// One piece of work that a worker has taken.
-#[derive(Debug)]
-pub(crate) struct Unit {
-    pub(crate) operation: Arc<Shared>,
-    pub(crate) work: Work,
-}
-
-impl Unit {
-    /// Gives the unit back. Returns the operation if it must be put into the queue again.
-    pub(crate) fn settle(mut self, result: Result<usize>) -> Option<Arc<Shared>> {
-        // Its reference to the file goes first, so that finishing the operation closes the file.
-        self.work = Work::Settled;
-        self.operation.complete(result).then(|| Arc::clone(&self.operation))
-    }
-
-    /// Whether it goes through a staging block, as planned.
-    pub(crate) fn is_staged(&self) -> bool {
-        matches!(&self.work, Work::Move { block, .. } if block.route == Route::Staged)
-    }
-
-    pub(crate) fn is_prefetch(&self) -> bool {
-        self.operation.plan.priority == Priority::Prefetch
-    }
-}
-
-impl Drop for Unit {
-    /// A unit that is dropped on the way (its worker panicked) fails its operation.
-    fn drop(&mut self) {
-        if matches!(self.work, Work::Settled) {
-            return;
-        }
-        self.work = Work::Settled;
-        let error = Error::new(ErrorKind::Closed, "a worker stopped in the middle of a transfer");
-        if self.operation.complete(Err(error)) {
-            self.operation.finish();
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) enum Work {
-    Allocate {
-        file: Arc<TensorFile>,
-        offset: u64,
-        length: u64,
-    },
-    Move {
-        file: Arc<TensorFile>,
-        span: Span,
-        block: Block,
-        maybe_cached: bool,
-    },
-    Sync {
-        file: Arc<TensorFile>,
-        data_only: bool,
-    },
-    Trim {
-        file: Arc<TensorFile>,
-    },
-    SyncDirectory {
-        file: Arc<TensorFile>,
-    },
-    /// The unit has been given back.
-    Settled,
-}
-
-/// The answer to [`Shared::take`].
-#[derive(Debug)]
-pub(crate) enum Take {
-    Unit(Unit),
-    /// The next block is staged, and the worker has no staging block to spare.
-    NeedsStaging,
-    /// Nothing until units that are out come back; the operation leaves the queue.
-    Nothing,
-    /// All is done; the taker calls [`Shared::finish`].
-    Finish,
 }
 
 #[derive(Debug)]
@@ -574,111 +501,4 @@ fn next_file(
 
 fn round_up(bytes: usize, granule: u64) -> usize {
     bytes.next_multiple_of(usize::try_from(granule).unwrap_or(1))
-}
-
-/// The ticket of an operation: waits for it, asks after it, cancels it.
-///
-/// Dropping it changes nothing: the operation goes on, and a failure that nobody waited for is
-/// delivered by [`Handle::close`](crate::Handle::close) and
-/// [`Handle::take_unseen_failures`](crate::Handle::take_unseen_failures).
-#[derive(Clone, Debug)]
-pub struct Operation(pub(crate) Arc<Shared>);
-
-impl Operation {
-    /// Waits until it is done and returns its result, the same each time.
-    ///
-    /// # Errors
-    ///
-    /// The first error that any of its transfers met; [`ErrorKind::Cancelled`] after a
-    /// [`Self::cancel`] that came in time; [`ErrorKind::Closed`] in a process forked from the one
-    /// that it belongs to.
-    pub fn wait(&self) -> Result<()> {
-        self.wait_until(None).map(|_| ())
-    }
-
-    /// Waits for at most `timeout`; `false` if it isn't done by then.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::wait`].
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
-        self.wait_until(Instant::now().checked_add(timeout))
-    }
-
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<bool> {
-        let shared = &*self.0;
-        if shared.process != process::number() {
-            return Err(Error::new(
-                ErrorKind::Closed,
-                "the operation belongs to the process that this one was forked from",
-            ));
-        }
-        if !self.wait_unacknowledged(deadline) {
-            return Ok(false);
-        }
-        self.acknowledge();
-        lock(&shared.outcome).result.clone().unwrap_or(Ok(())).map(|()| true)
-    }
-
-    /// Waits without taking notice of the result; `false` if the deadline came first.
-    pub(crate) fn wait_unacknowledged(&self, deadline: Option<Instant>) -> bool {
-        let shared = &*self.0;
-        let mut outcome = lock(&shared.outcome);
-        while outcome.result.is_none() {
-            outcome = match deadline {
-                None => shared.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    let waited = shared.finished.wait_timeout(outcome, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        true
-    }
-
-    /// Whether it is finished, well or badly. Never blocks.
-    pub fn is_done(&self) -> bool {
-        self.0.done.load(Ordering::Acquire)
-    }
-
-    /// Starts no further block. What is with the kernel is still waited for, so memory stays safe;
-    /// unless everything had moved, [`Self::wait`] then gives [`ErrorKind::Cancelled`].
-    pub fn cancel(&self) {
-        self.0.cancelled.store(true, Ordering::Release);
-    }
-
-    /// Bytes moved so far.
-    pub fn bytes_done(&self) -> u64 {
-        self.0.bytes_done.load(Ordering::Relaxed)
-    }
-
-    /// Bytes to move.
-    pub fn bytes_total(&self) -> u64 {
-        self.0.bytes_total
-    }
-
-    /// Signals the event once it is done; at once if it is.
-    pub fn notify(&self, wake: &Arc<WakeEvent>) {
-        let mut outcome = lock(&self.0.outcome);
-        if outcome.result.is_some() {
-            wake.signal();
-        } else {
-            outcome.to_signal.push(Arc::clone(wake));
-        }
-    }
-
-    /// Takes out what the request kept alive, once it is done, so that the caller can drop it
-    /// where that is right to do. `None` before, and after the first call.
-    pub fn take_keep(&self) -> Option<Box<dyn Any + Send>> {
-        if self.is_done() { lock(&self.0.keep).take() } else { None }
-    }
-
-    /// Says that its result has been delivered, so that no other call reports its failure again.
-    pub fn acknowledge(&self) {
-        self.0.tracker.acknowledge(self.0.id);
-    }
 }
