@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use forebay_io::{Direction, ErrorKind, Handle, Operation, Options, Part, Request, Target};
 use forebay_testkit::memory::pattern;
+use forebay_testkit::random::Random;
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -203,4 +204,86 @@ fn waiting_for_everything_ends_while_names_change_hands() {
             assert!(handle.drain(Some(Duration::from_secs(30))).unwrap(), "stranded");
         }
     });
+}
+
+/// What is known of a file's bytes; `None` for a byte that a failed store may have changed.
+#[derive(Default)]
+struct Model {
+    bytes: Vec<Option<u8>>,
+    /// No failed store can have changed the length.
+    length_is_known: bool,
+}
+
+impl Model {
+    fn store(&mut self, offset: Option<u64>, content: &[u8], stored: bool) {
+        match (offset, stored) {
+            (None, true) => {
+                self.bytes = content.iter().copied().map(Some).collect();
+                self.length_is_known = true;
+            }
+            // As it was, or empty.
+            (None, false) => *self = Self::default(),
+            (Some(offset), _) => {
+                let start = usize::try_from(offset).unwrap();
+                let end = start + content.len();
+                self.length_is_known &= stored || end <= self.bytes.len();
+                if stored && self.bytes.len() < end {
+                    self.bytes.resize(end, self.length_is_known.then_some(0));
+                }
+                let (start, end) = (start.min(self.bytes.len()), end.min(self.bytes.len()));
+                for (known, byte) in self.bytes[start..end].iter_mut().zip(content) {
+                    *known = stored.then_some(*byte);
+                }
+            }
+        }
+    }
+
+    fn check(&self, now: &[u8], about: &str) {
+        let known = |(place, byte): (usize, &Option<u8>)| byte.map(|byte| (place, byte));
+        for (place, byte) in self.bytes.iter().enumerate().filter_map(known) {
+            assert_eq!(now.get(place), Some(&byte), "{about}: byte {place} of {}", now.len());
+        }
+        assert!(!self.length_is_known || now.len() == self.bytes.len(), "{about}: {}", now.len());
+    }
+}
+
+#[test]
+fn stores_of_all_kinds_some_cancelled_leave_what_the_others_stored() {
+    const SLOT: usize = 70_001;
+    let directory = directory();
+    let path = directory.path().join("w.bin");
+    let seed = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let mut random = Random::new(seed);
+    let options = Options { block_size: 16 << 10, queue_depth: 4, ..Options::default() };
+    let handle = Handle::new(options).unwrap();
+    for round in 0..100u64 {
+        let _ = std::fs::remove_file(&path);
+        let mut stores = Vec::new();
+        let mut slots: Vec<usize> = Vec::new();
+        for number in 0..8u64 {
+            let (whole, length, slot) = (random.one_in(2), 1 + random.index(SLOT), random.index(8));
+            // Stores at offsets that are under way together don't overlap.
+            if whole {
+                slots.clear();
+            } else if slots.contains(&slot) {
+                continue;
+            } else {
+                slots.push(slot);
+            }
+            let offset = (!whole).then_some((slot * SLOT) as u64);
+            let length = if whole { length * 8 } else { length };
+            let content = pattern(round * 8 + number, length);
+            let operation = submit(&handle, &[(&path, offset)], vec![content.clone()]).unwrap();
+            if random.one_in(3) {
+                operation.cancel();
+            }
+            stores.push((operation, offset, content));
+        }
+        let mut model = Model::default();
+        for (operation, offset, content) in &stores {
+            model.store(*offset, content, operation.wait().is_ok());
+        }
+        let now = std::fs::read(&path).unwrap_or_default();
+        model.check(&now, &format!("seed {seed}, round {round}"));
+    }
 }
