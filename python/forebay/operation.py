@@ -96,7 +96,8 @@ class Operation:
 
         Cancelling the task that awaits it doesn't cancel the operation: see :meth:`cancel`.
         """
-        if not self._core.done():
+        # In a forked child, where nothing will finish it, this raises.
+        if not self._core.wait(0):
             # Only where asyncio runs already: importing it takes 30 ms.
             from forebay import _wakers
 

@@ -310,17 +310,21 @@ def test_a_forked_child_gets_fresh_workers(path: Path) -> None:
     assert path.with_name(path.name + ".parent").read_bytes() == b"p" * (4 * MIB)
 
 
-def test_an_operation_of_the_parent_is_refused_in_the_child(path: Path) -> None:
+@pytest.mark.parametrize("wait", ["operation.wait()", "asyncio.run(wrap())"])
+def test_an_operation_of_the_parent_is_refused_in_the_child(path: Path, wait: str) -> None:
     run_python(
         f"""
-        import os, warnings, forebay
+        import asyncio, os, signal, warnings, forebay
+        async def wrap():
+            await operation
         warnings.simplefilter("ignore", DeprecationWarning)
         handle = forebay.Handle(throttle="16MiB", block_size="64k")
         operation = handle.store_async(b"p" * (4 << 20), {str(path)!r})
         child = os.fork()
         if child == 0:
+            signal.alarm(30)
             try:
-                operation.wait()
+                {wait}
             except forebay.errors.ClosedError:
                 os._exit(0)
             os._exit(1)

@@ -11,8 +11,9 @@
 //!   again by the first transfer that is refused. What one file or one moment refuses says nothing
 //!   of the mount.
 //! - Opening a file changes nothing in it.
-//! - A whole-file store leaves exactly the new size; when it fails halfway, the file is gone if the
-//!   store made it, and else is empty, so that it can't be taken for a whole one.
+//! - A whole-file store leaves exactly the new size; when it fails halfway, the file is empty
+//!   whatever its name is by then, so that it can't be taken for a whole one. Whether a file that a
+//!   store made goes with the store is the [order](crate::order)'s to say.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use crate::config::DirectMode;
@@ -102,7 +103,7 @@ pub(crate) struct OpenOptions {
     pub(crate) with_directory: bool,
 }
 
-/// Names a file whatever its path: device and inode.
+/// Names a file whatever its path: device and inode; a block device, whatever its node: its number.
 pub(crate) type FileKey = (u32, u32, u64);
 
 /// A file of one operation. See the [module documentation](self).
@@ -121,9 +122,10 @@ pub(crate) struct TensorFile {
     pub(crate) offset_alignment: u64,
     /// Size in bytes when it was opened.
     pub(crate) size: u64,
-    /// This operation made it, or one did that failed and left it to this one.
-    created: AtomicBool,
+    /// Opening it made it.
+    created: bool,
     regular: bool,
+    status: Statx,
     exact_size: Option<u64>,
 }
 
@@ -138,13 +140,12 @@ enum NoDirect {
 }
 
 impl TensorFile {
-    /// Opens a target. Nothing in an existing file is changed.
+    /// Opens a target, without direct I/O so far. Nothing in an existing file is changed.
     ///
     /// # Errors
     ///
     /// What the system says of it, [`ErrorKind::InvalidInput`] for what holds no bytes at offsets
-    /// (pipes, sockets, terminals), [`ErrorKind::Unsupported`] where direct I/O is demanded and
-    /// not to be had.
+    /// (pipes, sockets, terminals).
     pub(crate) fn open(target: &Target, options: OpenOptions, mounts: &Mounts) -> Result<Self> {
         let (path, label) = match target {
             Target::Path(path) => (Some(path.clone()), path.clone()),
@@ -161,6 +162,10 @@ impl TensorFile {
             }
         };
         let (buffered, created) = opened.map_err(|error| error.path(&label))?;
+        let directory = match directory {
+            Some(directory) if is_link(&label) => Some(open_directory_behind(&label, directory)),
+            directory => directory,
+        };
         let status = status_of(buffered.as_fd()).map_err(|error| error.path(&label))?;
         let regular = regular_or_block(&status).map_err(|error| error.path(&label))?;
         let mount = mounts.of(&status);
@@ -171,35 +176,40 @@ impl TensorFile {
             direct: None,
             direct_refusal: None,
             directory,
-            key: (status.stx_dev_major, status.stx_dev_minor, status.stx_ino),
+            key: if regular {
+                (status.stx_dev_major, status.stx_dev_minor, status.stx_ino)
+            } else {
+                (status.stx_rdev_major, status.stx_rdev_minor, 0)
+            },
             mount,
             memory_alignment: 1,
             offset_alignment: page_bytes(),
             size: status.stx_size,
-            created: AtomicBool::new(created),
+            created,
             regular,
+            status,
             exact_size: options.exact_size.filter(|_| regular),
         };
         if !regular {
             file.size = rustix::fs::seek(&file.buffered, SeekFrom::End(0))
                 .map_err(|code| file.os_error(code, "cannot find the size of"))?;
         }
-        match file.open_direct(options, &status) {
-            Ok(()) => Ok(file),
-            Err(error) => {
-                file.remove_if_created();
-                Err(error)
-            }
-        }
+        Ok(file)
     }
 
-    fn open_direct(&mut self, options: OpenOptions, status: &Statx) -> Result<()> {
+    /// Opens it for direct I/O too, where that is wanted and to be had.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] where direct I/O is demanded and not to be had; what the system
+    /// has run out of.
+    pub(crate) fn open_direct(&mut self, options: OpenOptions) -> Result<()> {
         if options.mode == DirectMode::Never {
             return Ok(());
         }
         let refusal = match self.mount.direct_refusal() {
             Some(reason) => Some(reason.to_owned()),
-            None => match self.direct_descriptor(options.direction, status) {
+            None => match self.direct_descriptor(options.direction) {
                 Ok(()) => None,
                 Err(NoDirect::Mount(reason)) => {
                     self.mount.refuse_direct(&reason);
@@ -221,7 +231,8 @@ impl TensorFile {
         Ok(())
     }
 
-    fn direct_descriptor(&mut self, direction: Direction, status: &Statx) -> Result<(), NoDirect> {
+    fn direct_descriptor(&mut self, direction: Direction) -> Result<(), NoDirect> {
+        let status = &self.status;
         let told = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::DIOALIGN);
         if told && status.stx_dio_offset_align == 0 {
             let reason = "the file system says that this file has no direct I/O (statx)";
@@ -338,38 +349,28 @@ impl TensorFile {
         self.directory.as_ref().map(AsFd::as_fd)
     }
 
-    /// Puts things right after a store that failed before all its bytes were written.
+    /// Makes a file that a whole-file store failed to replace one that doesn't look whole.
     ///
     /// `spoiled`: some of its content was overwritten. `size_before`: its size, if it has only
     /// been made longer.
-    pub(crate) fn clean_up_failure(&self, spoiled: bool, size_before: Option<u64>) {
-        if self.remove_if_created() || !self.is_replaced() {
-            return;
-        }
+    pub(crate) fn cut_after_failure(&self, spoiled: bool, size_before: Option<u64>) {
         let keep = if spoiled { Some(0) } else { size_before };
-        if let Some(keep) = keep {
+        if let Some(keep) = keep.filter(|_| self.is_replaced()) {
             // The failure is being reported already; there is no more to say about the remains.
             let _ = rustix::fs::ftruncate(&self.buffered, keep);
         }
     }
 
-    /// Removes the file if this operation made it.
-    pub(crate) fn remove_if_created(&self) -> bool {
-        let created = self.created.load(Ordering::Relaxed);
-        let Some(path) = self.path.as_deref().filter(|_| created) else { return false };
-        if same_file(path, self.buffered.as_fd()) {
+    /// The name that opening it made, if it did.
+    pub(crate) fn made_as(&self) -> Option<&Path> {
+        self.path.as_deref().filter(|_| self.created)
+    }
+
+    /// Removes a name, if it is still this file's.
+    pub(crate) fn unlink(&self, path: &Path) {
+        if is_same(rustix::fs::lstat(path), self.buffered()) {
             let _ = rustix::fs::unlink(path);
         }
-        true
-    }
-
-    pub(crate) fn was_created(&self) -> bool {
-        self.created.load(Ordering::Relaxed)
-    }
-
-    /// Takes over a file that an operation made that failed.
-    pub(crate) fn inherit_creation(&self) {
-        self.created.store(true, Ordering::Relaxed);
     }
 
     /// Drops the clean pages of a range (to the end of the file without a length) from the page
@@ -482,6 +483,18 @@ fn open_directory(path: &Path) -> Result<OwnedFd> {
     })
 }
 
+fn is_link(path: &Path) -> bool {
+    rustix::fs::lstat(path)
+        .is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::Symlink)
+}
+
+/// The directory of the file that a link leads to; that of the link where it can't be had (a
+/// descriptor's name in `/proc` leads to files that have none).
+fn open_directory_behind(link: &Path, of_link: OwnedFd) -> OwnedFd {
+    let target = link.canonicalize().ok();
+    target.and_then(|target| open_directory(&target).ok()).unwrap_or(of_link)
+}
+
 fn explain_open(error: Error, code: Errno) -> Error {
     match code {
         Errno::MFILE => error.hint("too few descriptors: see `ulimit -n`"),
@@ -524,7 +537,11 @@ fn not_a_file() -> Error {
 }
 
 fn same_file(path: &Path, file: BorrowedFd<'_>) -> bool {
-    match (rustix::fs::stat(path), rustix::fs::fstat(file)) {
+    is_same(rustix::fs::stat(path), file)
+}
+
+fn is_same(named: std::result::Result<Stat, Errno>, file: BorrowedFd<'_>) -> bool {
+    match (named, rustix::fs::fstat(file)) {
         (Ok(named), Ok(open)) => named.st_dev == open.st_dev && named.st_ino == open.st_ino,
         _ => false,
     }
@@ -570,13 +587,14 @@ pub fn facts(path: &Path) -> Result<FileFacts> {
         exact_size: None,
         with_directory: false,
     };
-    let file = if path.is_dir() {
+    let mut file = if path.is_dir() {
         let scratch = Scratch::make(path)?;
         let target = Target::Descriptor(scratch.descriptor());
         TensorFile::open(&target, options, &mounts).map_err(|error| error.path(path))?
     } else {
         TensorFile::open(&Target::Path(path.to_path_buf()), options, &mounts)?
     };
+    file.open_direct(options).map_err(|error| error.path(path))?;
     Ok(FileFacts {
         direct: file.is_direct(),
         reason: file.direct_refusal.clone(),

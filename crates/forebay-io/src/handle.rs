@@ -4,7 +4,6 @@
 //! number of threads at once, and in a process forked from the one that made it, where it starts
 //! fresh workers.
 
-use std::any::Any;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -12,77 +11,26 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-use crate::config::{DirectMode, Durability, EngineChoice, Options, Priority};
+use crate::config::{DirectMode, Durability, EngineChoice, Options};
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{OPEN_ATTEMPTS_MAX, OpenOptions, Target, TensorFile, read_if_cached};
 use crate::memory::Pool;
-use crate::operation::{ALLOCATE_BYTES_MIN, FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::operation::{FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::order::Entry;
 use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
+use crate::request::{
+    Request, check_end, check_files, check_memory, check_parts, ends_of, runs_of,
+};
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
-use crate::syscalls::{cached_bytes, first_inaccessible};
+use crate::syscalls::cached_bytes;
 use crate::worker::abandon;
 
 /// Longest load, in bytes, that is tried in the caller's thread first: above it, waking a worker
 /// costs less than the copy.
 const QUICK_LOAD_BYTES_MAX: usize = 128 << 10;
-
-/// A run of bytes in memory and in one of the request's files.
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// Index into [`Request::files`].
-    pub file: usize,
-    /// File offset in bytes.
-    pub offset: u64,
-    /// First byte in memory.
-    pub address: *mut u8,
-    /// Bytes.
-    pub length: usize,
-}
-
-/// What to move: any number of tensors to or from any number of files, as one operation.
-#[derive(Debug)]
-pub struct Request {
-    /// From files to memory, or back.
-    pub direction: Direction,
-    /// The files. Each is opened once.
-    pub files: Vec<Target>,
-    /// What goes where. Parts of a load don't overlap in memory, those of a store not in a file.
-    pub parts: Vec<Part>,
-    /// A store that makes each file exactly as long as its furthest part reaches; without it,
-    /// what else is in the file stays.
-    pub whole_file: bool,
-    /// What goes first when several operations are under way.
-    pub priority: Priority,
-    /// How far a store goes before it is done; `None` takes the handle's option.
-    pub durability: Option<Durability>,
-    /// Kept until the last transfer is through, and then until [`Operation::take_keep`] or the
-    /// last reference to the operation goes.
-    pub keep: Option<Box<dyn Any + Send>>,
-}
-
-impl Request {
-    /// A request of one part.
-    pub fn new(
-        direction: Direction,
-        target: Target,
-        offset: u64,
-        address: *mut u8,
-        length: usize,
-    ) -> Self {
-        Self {
-            direction,
-            files: vec![target],
-            parts: vec![Part { file: 0, offset, address, length }],
-            whole_file: false,
-            priority: Priority::Demand,
-            durability: None,
-            keep: None,
-        }
-    }
-}
 
 /// Moves tensors between files and memory. See the [module documentation](self).
 ///
@@ -193,11 +141,11 @@ impl Handle {
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
         let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
-        let operation = self.begin(&runtime, request).map_err(|error| error.operation(name))?;
+        let begun = self.begin(&runtime, request).map_err(|error| error.operation(name));
         if let Some(error) = runtime.breakage() {
             abandon(&runtime.scheduler, &error);
         }
-        Ok(Operation(operation))
+        begun.map(Operation)
     }
 
     /// Opens the files, gets in line for them, and starts unless there is somebody to wait for.
@@ -206,23 +154,23 @@ impl Handle {
         check_memory(&request)?;
         for attempt in 1.. {
             let operation = self.prepare(runtime, &request)?;
-            if !runtime.tracker.begin(&operation) {
-                operation.withdraw();
-                return Err(closed());
-            }
-            let may_go = runtime.tracker.order().enter(&operation);
-            // An earlier store of the same name may have failed and removed the file between its
-            // being opened here and this operation's getting in line.
-            if !operation.is_current() && attempt < OPEN_ATTEMPTS_MAX {
-                operation.withdraw();
-                continue;
-            }
             operation.keep(request.keep.take());
-            if may_go {
-                let workers = operation.block_count();
-                runtime.scheduler.push(Arc::clone(&operation), workers);
+            let entry = runtime.tracker.begin(&operation, attempt == OPEN_ATTEMPTS_MAX);
+            match entry {
+                Entry::Go => {
+                    let workers = operation.block_count();
+                    runtime.scheduler.push(Arc::clone(&operation), workers);
+                    return Ok(operation);
+                }
+                Entry::Wait => return Ok(operation),
+                // An earlier store of the same name may have failed and removed the file between
+                // its being opened here and this operation's getting in line.
+                Entry::Stale => request.keep = operation.withdraw(),
+                Entry::Refused => {
+                    request.keep = operation.withdraw();
+                    return Err(closed());
+                }
             }
-            return Ok(operation);
         }
         unreachable!("the last attempt returns")
     }
@@ -230,21 +178,10 @@ impl Handle {
     fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<Arc<Shared>> {
         let durability = request.durability.unwrap_or(self.options.durability);
         let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
-        for (target, end) in request.files.iter().zip(ends_of(request)) {
-            let opened = self.open(runtime, request, durability, target, end);
-            match opened.and_then(|opened| check_end(request, opened, end)) {
-                Ok(opened) => files.push(opened),
-                Err(error) => {
-                    for opened in &files {
-                        opened.file.remove_if_created();
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        if let Err(error) = check_files(request, &files) {
+        let opened = self.open_all(runtime, request, durability, &mut files);
+        if let Err(error) = opened.and_then(|()| check_files(request, &files)) {
             for opened in &files {
-                opened.file.remove_if_created();
+                runtime.tracker.order().discard(&opened.file);
             }
             return Err(error);
         }
@@ -261,6 +198,7 @@ impl Handle {
             priority: request.priority,
             durability,
             drop_behind: self.options.drop_behind,
+            whole_file: request.whole_file,
             require_direct: self.options.direct == DirectMode::Always,
             block_bytes: runtime.block_bytes,
             staged_block_bytes: runtime.staged_block_bytes,
@@ -270,22 +208,41 @@ impl Handle {
         Ok(Shared::new(plan, files, Arc::clone(&runtime.tracker), &runtime.scheduler))
     }
 
-    fn open(
+    /// Opens the files, into `opened` as far as it gets.
+    fn open_all(
         &self,
         runtime: &Runtime,
         request: &Request,
         durability: Durability,
-        target: &Target,
-        end: u64,
-    ) -> Result<OpenedFile> {
+        opened: &mut Vec<OpenedFile>,
+    ) -> Result<()> {
         let store = request.direction == Direction::Store;
-        let options = OpenOptions {
-            direction: request.direction,
-            mode: self.options.direct,
-            exact_size: (store && request.whole_file).then_some(end),
-            with_directory: store && durability == Durability::Full,
-        };
-        let mut file = TensorFile::open(target, options, &runtime.mounts)?;
+        for (target, end) in request.files.iter().zip(ends_of(request)) {
+            let options = OpenOptions {
+                direction: request.direction,
+                mode: self.options.direct,
+                exact_size: (store && request.whole_file).then_some(end),
+                with_directory: store && durability == Durability::Full,
+            };
+            let mut file = TensorFile::open(target, options, &runtime.mounts)?;
+            runtime.tracker.order().made(&file);
+            let ready = check_end(request, &file, end)
+                .and_then(|()| self.go_direct(runtime, &mut file, options));
+            let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, end);
+            opened.push(OpenedFile::new(file, maybe_cached));
+            ready?;
+        }
+        Ok(())
+    }
+
+    /// Opens a file for direct I/O where that is to be had, and takes note of where it isn't.
+    fn go_direct(
+        &self,
+        runtime: &Runtime,
+        file: &mut TensorFile,
+        options: OpenOptions,
+    ) -> Result<()> {
+        file.open_direct(options)?;
         let granule = file.offset_alignment;
         let always = self.options.direct == DirectMode::Always;
         let needed = STAGED_GRANULES_MIN as u64 * granule;
@@ -296,12 +253,15 @@ impl Handle {
             let label = file.mount_label();
             runtime.counters.fallback(&format!("no direct I/O on {label}: {reason}"));
         }
-        let maybe_cached = !store
+        Ok(())
+    }
+
+    fn may_be_cached(&self, file: &TensorFile, options: OpenOptions, end: u64) -> bool {
+        options.direction == Direction::Load
             && self.options.page_cache
-            && !always
+            && self.options.direct != DirectMode::Always
             && file.is_direct()
-            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0);
-        Ok(OpenedFile::new(file, maybe_cached))
+            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0)
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
@@ -344,6 +304,7 @@ impl Handle {
             && self.options.direct != DirectMode::Always
             && self.options.throttle_bytes_per_second.is_none()
             && (1..=QUICK_LOAD_BYTES_MAX).contains(&part.length)
+            && part.file == 0
             && !part.address.is_null();
         if !quick {
             return Ok(false);
@@ -548,125 +509,6 @@ fn name_of(direction: Direction) -> &'static str {
     }
 }
 
-/// Checks what can be checked before any file is touched.
-fn check_parts(request: &Request) -> Result<()> {
-    let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
-    for part in &request.parts {
-        let Part { file, offset, address, length } = *part;
-        if file >= request.files.len() {
-            return invalid(format!("part of file {file}, but there are {}", request.files.len()));
-        }
-        if address.is_null() && length > 0 {
-            return invalid(format!("{length} bytes of memory at a null address"));
-        }
-        if address.addr().checked_add(length).is_none() {
-            return invalid(format!("{length} bytes of memory from {address:p} on don't exist"));
-        }
-        let end = offset.checked_add(length as u64);
-        if end.is_none_or(|end| i64::try_from(end).is_err()) {
-            return invalid(format!("offset {offset} and length {length} don't fit in a file"));
-        }
-    }
-    Ok(())
-}
-
-/// Refuses memory that can't be touched, which would otherwise end the process where bytes are
-/// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each part.
-fn check_memory(request: &Request) -> Result<()> {
-    let ends = request.parts.iter().filter(|part| part.length > 0).flat_map(|part| {
-        let first = part.address.expose_provenance();
-        [first, first + (part.length - 1)]
-    });
-    let bytes: Vec<usize> = ends.collect();
-    let load = request.direction == Direction::Load;
-    match first_inaccessible(&bytes, load) {
-        None => Ok(()),
-        Some(address) => {
-            let how = if load { "written to" } else { "read" };
-            let text = format!("the tensor's memory at {address:#x} can't be {how}");
-            Err(Error::new(ErrorKind::InvalidInput, text)
-                .hint("is it mapped read-only, unmapped, or pool memory of the parent process?"))
-        }
-    }
-}
-
 fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the handle is closed")
-}
-
-/// How far into each file the parts reach.
-fn ends_of(request: &Request) -> Vec<u64> {
-    let mut ends = vec![0; request.files.len()];
-    for part in &request.parts {
-        let end: &mut u64 = &mut ends[part.file];
-        *end = (*end).max(part.offset + part.length as u64);
-    }
-    ends
-}
-
-/// Refuses a load behind the end of a file, and a store behind the end of a device.
-fn check_end(request: &Request, opened: OpenedFile, end: u64) -> Result<OpenedFile> {
-    let file = &opened.file;
-    let fixed = request.direction == Direction::Load || !file.is_regular();
-    if !fixed || end <= file.size {
-        return Ok(opened);
-    }
-    let size = file.size;
-    let error = match request.parts.iter().find(|part| part.offset + part.length as u64 == end) {
-        Some(part) => {
-            let there = size.saturating_sub(part.offset);
-            let text = format!(
-                "the tensor has {} bytes, the file only {there} from offset {} on (its size is \
-                 {size}):",
-                part.length, part.offset
-            );
-            Error::new(ErrorKind::ShortFile, text).bytes(part.length as u64, 0)
-        }
-        None => Error::new(ErrorKind::ShortFile, "the file is too short:"),
-    };
-    Err(error.path(file.label()))
-}
-
-/// Refuses stores whose parts would overwrite each other.
-fn check_files(request: &Request, files: &[OpenedFile]) -> Result<()> {
-    if request.direction == Direction::Load {
-        return Ok(());
-    }
-    let overwritten = |file: &TensorFile, text: &str| {
-        Err(Error::new(ErrorKind::InvalidInput, text).path(file.label()))
-    };
-    let mut keys: Vec<_> = files.iter().map(|opened| (opened.file.key, &opened.file)).collect();
-    keys.sort_by_key(|(key, _)| *key);
-    if let Some(pair) = keys.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return overwritten(pair[1].1, "one file is named twice in one store, as");
-    }
-    let mut parts: Vec<_> = request.parts.iter().filter(|part| part.length > 0).collect();
-    let place = |part: &&Part| (part.file, part.offset);
-    if !parts.is_sorted_by_key(place) {
-        parts.sort_by_key(place);
-    }
-    let overlap = parts.windows(2).find(|pair| {
-        pair[0].file == pair[1].file && pair[0].offset + pair[0].length as u64 > pair[1].offset
-    });
-    match overlap {
-        Some(pair) => overwritten(&files[pair[1].file].file, "tensors of one store overlap in"),
-        None => Ok(()),
-    }
-}
-
-/// The runs of bytes that the parts cover, neighbours joined where they follow each other.
-fn runs_of(request: &Request) -> Vec<(usize, u64, u64)> {
-    let mut runs: Vec<(usize, u64, u64)> = Vec::new();
-    if request.direction == Direction::Load {
-        return runs;
-    }
-    for part in &request.parts {
-        let end = part.offset + part.length as u64;
-        match runs.last_mut() {
-            Some((file, _, last)) if *file == part.file && *last == part.offset => *last = end,
-            _ => runs.push((part.file, part.offset, end)),
-        }
-    }
-    runs.retain(|(_, start, end)| end - start >= ALLOCATE_BYTES_MIN);
-    runs
 }

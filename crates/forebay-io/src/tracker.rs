@@ -1,4 +1,6 @@
 //! Which operations are under way, and which failures nobody has heard of yet.
+//!
+//! The books' lock is taken under that of the [order](crate::order), never the other way round.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, ErrorKind};
 use crate::operation::{Operation, Shared};
-use crate::order::Order;
+use crate::order::{Entry, Order};
 use crate::stats::{Counters, add};
 
 /// Failures kept for whoever asks; the oldest make room for new ones.
@@ -46,24 +48,20 @@ impl Tracker {
         self.last_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes an operation up, to be waited for by a close; `false` if the books are closed.
-    pub(crate) fn begin(&self, operation: &Arc<Shared>) -> bool {
-        let mut books = self.books();
-        if !books.closed {
-            books.live.insert(operation.id, Arc::clone(operation));
-        }
-        !books.closed
+    /// Puts an operation in line for its files and takes it up, to be waited for by a close.
+    pub(crate) fn begin(&self, operation: &Arc<Shared>, insist: bool) -> Entry {
+        self.order.enter(operation, insist, || {
+            let mut books = self.books();
+            if !books.closed {
+                books.live.insert(operation.id, Arc::clone(operation));
+            }
+            !books.closed
+        })
     }
 
     /// Takes no further operation up.
     pub(crate) fn close(&self) {
         self.books().closed = true;
-    }
-
-    /// Forgets an operation that never began.
-    pub(crate) fn withdraw(&self, id: u64) {
-        let operation = self.books().live.remove(&id);
-        drop(operation);
     }
 
     pub(crate) fn finished(&self, id: u64, error: Option<&Error>) {

@@ -331,3 +331,83 @@ fn an_operation_may_keep_its_own_handle_alive() {
     });
     assert!(whole);
 }
+
+/// Starts a whole-file store of 4 MiB whose first piece comes last.
+#[expect(unsafe_code, reason = "requests name memory by address")]
+fn store_end_first(handle: &Handle, path: &Path) -> Operation {
+    let mut memory = vec![1u8; 4 << 20];
+    let address = memory.as_mut_ptr();
+    let part = |offset: u64, length| Part { file: 0, offset, address, length };
+    let request = Request {
+        parts: vec![part(1 << 20, 3 << 20), part(0, 1 << 20)],
+        whole_file: true,
+        keep: Some(Box::new(memory)),
+        ..Request::new(Direction::Store, Target::Path(path.to_path_buf()), 0, address, 0)
+    };
+    // SAFETY: `keep` holds the memory until the operation is done.
+    unsafe { handle.submit(request) }.unwrap()
+}
+
+/// A block device of 16 MiB, or `None` where this process may not make one.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new(directory: &Path) -> Option<Self> {
+        let image = directory.join("image");
+        std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let made =
+            std::process::Command::new("losetup").args(["-f", "--show"]).arg(&image).output();
+        let made = made.ok().filter(|output| output.status.success())?;
+        Some(Self(String::from_utf8(made.stdout).ok()?.trim().into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn stores_to_a_block_device_take_effect_in_order_whichever_node_names_it() {
+    let directory = directory();
+    let Some(device) = LoopDevice::new(directory.path()) else {
+        eprintln!("skipped: no loop device to be had");
+        return;
+    };
+    let node = directory.path().join("node");
+    let number = std::fs::metadata(&device.0).unwrap().rdev();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &node, rustix::fs::FileType::BlockDevice, mode, number)
+        .unwrap();
+    let handle = Handle::new(slow()).unwrap();
+    for other in [&device.0, &node] {
+        let first = store_end_first(&handle, &device.0);
+        let content = pattern(1, 1 << 20);
+        let second = store(&handle, other, content.clone());
+        first.wait().unwrap();
+        second.wait().unwrap();
+        let mut back = vec![0; content.len()];
+        handle.load(&device.0, 0, &mut back).unwrap();
+        assert!(back == content, "{}", other.display());
+    }
+    let twice = vec![(device.0.clone(), None, vec![1; 50]), (node, None, vec![2; 60])];
+    assert_eq!(submit(&handle, twice).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_store_through_a_link_makes_the_name_durable_that_the_link_leads_to() {
+    let directory = directory();
+    let (target, link) = (directory.path().join("there"), directory.path().join("link"));
+    std::fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink("there/w.bin", &link).unwrap();
+    let handle = Handle::new(Options { durability: Durability::Full, ..slow() }).unwrap();
+    let operation = store(&handle, &link, vec![1; 4 << 20]);
+    let open: Vec<PathBuf> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .collect();
+    assert!(!operation.is_done());
+    operation.wait().unwrap();
+    assert!(open.contains(&target), "{open:?}");
+}

@@ -12,20 +12,26 @@
 //!   back; files are closed before anybody hears that the operation is done.
 //! - An operation is in the scheduler's queue, or has units out, or is done.
 
+mod ticket;
+mod unit;
+
 use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
 use crate::config::{Durability, Priority};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{FileKey, TensorFile};
 use crate::memory::process;
-use crate::plan::{Block, Direction, Geometry, Route, Span};
+use crate::order::Ending;
+use crate::plan::{Direction, Geometry, Route, Span};
 use crate::scheduler::Scheduler;
 use crate::tracker::Tracker;
+
+pub use ticket::Operation;
+pub(crate) use unit::{Take, Unit, Work};
 
 /// Smallest growth of a file, in bytes, that is worth a call to reserve it: below it, the write
 /// allocates as well as a reservation would.
@@ -45,6 +51,8 @@ pub(crate) struct Plan {
     pub(crate) priority: Priority,
     pub(crate) durability: Durability,
     pub(crate) drop_behind: bool,
+    /// A store that replaces all of each file.
+    pub(crate) whole_file: bool,
     pub(crate) require_direct: bool,
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
@@ -64,82 +72,16 @@ enum Phase {
     Done,
 }
 
-/// One piece of work that a worker has taken.
-#[derive(Debug)]
-pub(crate) struct Unit {
-    pub(crate) operation: Arc<Shared>,
-    pub(crate) work: Work,
-}
-
-impl Unit {
-    /// Gives the unit back. Returns the operation if it must be put into the queue again.
-    pub(crate) fn settle(mut self, result: Result<usize>) -> Option<Arc<Shared>> {
-        // Its reference to the file goes first, so that finishing the operation closes the file.
-        self.work = Work::Settled;
-        self.operation.complete(result).then(|| Arc::clone(&self.operation))
-    }
-
-    /// Whether it goes through a staging block, as planned.
-    pub(crate) fn is_staged(&self) -> bool {
-        matches!(&self.work, Work::Move { block, .. } if block.route == Route::Staged)
-    }
-
-    pub(crate) fn is_prefetch(&self) -> bool {
-        self.operation.plan.priority == Priority::Prefetch
-    }
-}
-
-impl Drop for Unit {
-    /// A unit that is dropped on the way (its worker panicked) fails its operation.
-    fn drop(&mut self) {
-        if matches!(self.work, Work::Settled) {
-            return;
-        }
-        self.work = Work::Settled;
-        let error = Error::new(ErrorKind::Closed, "a worker stopped in the middle of a transfer");
-        if self.operation.complete(Err(error)) {
-            self.operation.finish();
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) enum Work {
-    Allocate {
-        file: Arc<TensorFile>,
-        offset: u64,
-        length: u64,
-    },
-    Move {
-        file: Arc<TensorFile>,
-        span: Span,
-        block: Block,
-        maybe_cached: bool,
-    },
-    Sync {
-        file: Arc<TensorFile>,
-        data_only: bool,
-    },
-    Trim {
-        file: Arc<TensorFile>,
-    },
-    SyncDirectory {
-        file: Arc<TensorFile>,
-    },
-    /// The unit has been given back.
-    Settled,
-}
-
-/// The answer to [`Shared::take`].
-#[derive(Debug)]
-pub(crate) enum Take {
-    Unit(Unit),
-    /// The next block is staged, and the worker has no staging block to spare.
-    NeedsStaging,
-    /// Nothing until units that are out come back; the operation leaves the queue.
-    Nothing,
-    /// All is done; the taker calls [`Shared::finish`].
-    Finish,
+/// How far a store has come with its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Milestone {
+    Start,
+    /// They hold all bytes, and no more than they should.
+    Whole,
+    /// They are as durable as was asked for, their names perhaps not yet.
+    Durable,
+    /// Every phase ran to its end.
+    Everything,
 }
 
 #[derive(Debug)]
@@ -147,10 +89,10 @@ pub(crate) struct OpenedFile {
     pub(crate) file: Arc<TensorFile>,
     /// Some of its pages were in the page cache when the operation began.
     pub(crate) maybe_cached: bool,
-    /// Some of its old content has been overwritten, by this operation or one that failed.
-    spoiled: bool,
+    /// Some of its old content has been overwritten.
+    pub(crate) spoiled: bool,
     /// Its size before this operation made it longer.
-    size_before: Option<u64>,
+    pub(crate) size_before: Option<u64>,
 }
 
 impl OpenedFile {
@@ -168,10 +110,7 @@ struct Progress {
     position: usize,
     units_out: usize,
     queued: bool,
-    /// The files are as durable as was asked for, their names perhaps not yet.
-    synced: bool,
-    /// Every phase ran to its end.
-    complete: bool,
+    reached: Milestone,
     files: Vec<OpenedFile>,
     error: Option<Error>,
 }
@@ -233,8 +172,7 @@ impl Shared {
             position: 0,
             units_out: 0,
             queued: true,
-            synced: plan.durability == Durability::None,
-            complete: false,
+            reached: Milestone::Start,
             files,
             error: None,
         };
@@ -300,9 +238,9 @@ impl Shared {
                     return Take::Finish;
                 }
                 Ok(None) => {
-                    progress.synced |= progress.phase == Phase::Sync;
+                    let passed = self.milestone_after(progress.phase);
+                    progress.reached = progress.reached.max(passed);
                     progress.phase = self.phase_after(progress.phase);
-                    progress.complete = progress.phase == Phase::Done;
                     progress.next = 0;
                     progress.position = 0;
                 }
@@ -409,6 +347,15 @@ impl Shared {
         }
     }
 
+    fn milestone_after(&self, phase: Phase) -> Milestone {
+        match phase {
+            _ if self.phase_after(phase) == Phase::Done => Milestone::Everything,
+            Phase::Trim if self.plan.durability != Durability::None => Milestone::Whole,
+            Phase::Trim | Phase::Sync => Milestone::Durable,
+            _ => Milestone::Start,
+        }
+    }
+
     /// Takes back a unit. Returns whether the operation must be put into the queue again.
     fn complete(&self, result: Result<usize>) -> bool {
         let mut progress = lock(&self.progress);
@@ -434,30 +381,24 @@ impl Shared {
     /// Puts the files right, closes them, tells everybody who waits, and lets the stores begin that
     /// waited for this one.
     pub(crate) fn finish(self: &Arc<Self>) {
-        let (files, result, synced) = {
+        let (files, result, ending) = {
             let mut progress = lock(&self.progress);
-            let result = self.result(progress.error.take(), progress.complete);
-            (std::mem::take(&mut progress.files), result, progress.synced)
+            let reached = progress.reached;
+            let result = self.result(progress.error.take(), reached == Milestone::Everything);
+            let ending = match reached {
+                Milestone::Start => Ending::Halfway,
+                Milestone::Whole => Ending::Unsure,
+                Milestone::Durable | Milestone::Everything => Ending::Stored,
+            };
+            (std::mem::take(&mut progress.files), result, ending)
         };
         for OpenedFile { file, .. } in &files {
             self.leave_page_cache(file);
         }
-        let failed = self.plan.direction == Direction::Store && result.is_err();
-        let halfway = failed && self.bytes_done.load(Ordering::Relaxed) < self.bytes_total;
-        let released = self.tracker.order().leave(self, &files, |opened, next| {
-            let OpenedFile { file, spoiled, size_before, .. } = opened;
-            match next {
-                _ if !halfway => {}
-                // Another store has the file already: what is to become of it is its affair.
-                Some(next) => next.inherit(file),
-                None => file.clean_up_failure(*spoiled, *size_before),
-            }
-            // After a failed fsync nobody knows what is on the drive. An old file is left to its
-            // owner, who hears of it; a new one isn't worth keeping.
-            if failed && !synced && next.is_none() {
-                file.remove_if_created();
-            }
-        });
+        let released = match self.plan.direction {
+            Direction::Load => Vec::new(),
+            Direction::Store => self.tracker.order().leave(self, &files, ending),
+        };
         drop(files);
         self.deliver(result);
         self.release(released);
@@ -477,42 +418,24 @@ impl Shared {
         }
     }
 
-    /// Takes over a file in which an earlier store failed halfway.
-    fn inherit(&self, from: &TensorFile) {
-        let mut progress = lock(&self.progress);
-        for opened in progress.files.iter_mut().filter(|opened| opened.file.key == from.key) {
-            opened.spoiled = true;
-            if from.was_created() {
-                opened.file.inherit_creation();
-            }
-        }
-    }
-
-    /// The files of a store, and whether it replaces all of each.
-    pub(crate) fn stored_files(&self) -> Vec<(FileKey, bool)> {
-        if self.plan.direction == Direction::Load {
-            return Vec::new();
-        }
-        let progress = lock(&self.progress);
-        progress.files.iter().map(|opened| (opened.file.key, opened.file.is_replaced())).collect()
+    /// The files of a store; `None` for a load, which waits for nobody.
+    pub(crate) fn stored_files(&self) -> Option<Vec<FileKey>> {
+        let stored = || lock(&self.progress).files.iter().map(|opened| opened.file.key).collect();
+        (self.plan.direction == Direction::Store).then(stored)
     }
 
     /// Whether the names that were asked for still name the files that were opened.
     pub(crate) fn is_current(&self) -> bool {
-        self.plan.direction == Direction::Load
-            || lock(&self.progress).files.iter().all(|opened| opened.file.is_current())
+        lock(&self.progress).files.iter().all(|opened| opened.file.is_current())
     }
 
-    /// Takes it out of line again before it began, and closes its files.
-    pub(crate) fn withdraw(self: &Arc<Self>) {
-        let files = std::mem::take(&mut lock(&self.progress).files);
-        let released = self.tracker.order().leave(self, &files, |opened, next| {
-            if next.is_none() {
-                opened.file.remove_if_created();
-            }
-        });
-        self.tracker.withdraw(self.id);
-        self.release(released);
+    /// Closes the files of an operation that never began, removes those that it made, and returns
+    /// what was to be kept alive.
+    pub(crate) fn withdraw(&self) -> Option<Box<dyn Any + Send>> {
+        for opened in std::mem::take(&mut lock(&self.progress).files) {
+            self.tracker.order().discard(&opened.file);
+        }
+        lock(&self.keep).take()
     }
 
     /// Lets stores begin that waited for this one.
@@ -578,111 +501,4 @@ fn next_file(
 
 fn round_up(bytes: usize, granule: u64) -> usize {
     bytes.next_multiple_of(usize::try_from(granule).unwrap_or(1))
-}
-
-/// The ticket of an operation: waits for it, asks after it, cancels it.
-///
-/// Dropping it changes nothing: the operation goes on, and a failure that nobody waited for is
-/// delivered by [`Handle::close`](crate::Handle::close) and
-/// [`Handle::take_unseen_failures`](crate::Handle::take_unseen_failures).
-#[derive(Clone, Debug)]
-pub struct Operation(pub(crate) Arc<Shared>);
-
-impl Operation {
-    /// Waits until it is done and returns its result, the same each time.
-    ///
-    /// # Errors
-    ///
-    /// The first error that any of its transfers met; [`ErrorKind::Cancelled`] after a
-    /// [`Self::cancel`] that came in time; [`ErrorKind::Closed`] in a process forked from the one
-    /// that it belongs to.
-    pub fn wait(&self) -> Result<()> {
-        self.wait_until(None).map(|_| ())
-    }
-
-    /// Waits for at most `timeout`; `false` if it isn't done by then.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::wait`].
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
-        self.wait_until(Instant::now().checked_add(timeout))
-    }
-
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<bool> {
-        let shared = &*self.0;
-        if shared.process != process::number() {
-            return Err(Error::new(
-                ErrorKind::Closed,
-                "the operation belongs to the process that this one was forked from",
-            ));
-        }
-        if !self.wait_unacknowledged(deadline) {
-            return Ok(false);
-        }
-        self.acknowledge();
-        lock(&shared.outcome).result.clone().unwrap_or(Ok(())).map(|()| true)
-    }
-
-    /// Waits without taking notice of the result; `false` if the deadline came first.
-    pub(crate) fn wait_unacknowledged(&self, deadline: Option<Instant>) -> bool {
-        let shared = &*self.0;
-        let mut outcome = lock(&shared.outcome);
-        while outcome.result.is_none() {
-            outcome = match deadline {
-                None => shared.finished.wait(outcome).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    let waited = shared.finished.wait_timeout(outcome, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        true
-    }
-
-    /// Whether it is finished, well or badly. Never blocks.
-    pub fn is_done(&self) -> bool {
-        self.0.done.load(Ordering::Acquire)
-    }
-
-    /// Starts no further block. What is with the kernel is still waited for, so memory stays safe;
-    /// unless everything had moved, [`Self::wait`] then gives [`ErrorKind::Cancelled`].
-    pub fn cancel(&self) {
-        self.0.cancelled.store(true, Ordering::Release);
-    }
-
-    /// Bytes moved so far.
-    pub fn bytes_done(&self) -> u64 {
-        self.0.bytes_done.load(Ordering::Relaxed)
-    }
-
-    /// Bytes to move.
-    pub fn bytes_total(&self) -> u64 {
-        self.0.bytes_total
-    }
-
-    /// Signals the event once it is done; at once if it is.
-    pub fn notify(&self, wake: &Arc<WakeEvent>) {
-        let mut outcome = lock(&self.0.outcome);
-        if outcome.result.is_some() {
-            wake.signal();
-        } else {
-            outcome.to_signal.push(Arc::clone(wake));
-        }
-    }
-
-    /// Takes out what the request kept alive, once it is done, so that the caller can drop it
-    /// where that is right to do. `None` before, and after the first call.
-    pub fn take_keep(&self) -> Option<Box<dyn Any + Send>> {
-        if self.is_done() { lock(&self.0.keep).take() } else { None }
-    }
-
-    /// Says that its result has been delivered, so that no other call reports its failure again.
-    pub fn acknowledge(&self) {
-        self.0.tracker.acknowledge(self.0.id);
-    }
 }
