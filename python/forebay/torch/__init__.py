@@ -1,4 +1,4 @@
-"""Torch tensors in pinned memory. The only module of the package that imports torch."""
+"""Torch tensors in pinned memory. The only module that imports torch without being asked for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.memory import dtype_name
 if TYPE_CHECKING:
     from forebay._forebay import PinnedBuffer
 
-__all__ = ["parse_dtype", "tensor_over"]
+__all__ = ["parse_dtype", "tensor_of", "tensor_over"]
 
 
 def parse_dtype(dtype: Any) -> torch.dtype:
@@ -32,4 +32,16 @@ def parse_dtype(dtype: Any) -> torch.dtype:
 
 def tensor_over(buffer: PinnedBuffer, dtype: torch.dtype, extents: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor in a buffer, which is given back with the last view of it."""
-    return torch.from_numpy(np.asarray(buffer)).view(dtype).reshape(extents)
+    return tensor_of(np.asarray(buffer), dtype, extents)
+
+
+def tensor_of(
+    memory: np.ndarray[Any, Any], dtype: torch.dtype, extents: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a tensor over an array's bytes, which stay while the tensor or a view of it does.
+
+    It isn't itself a view, so that a view of it refers to it (``_base``), and lives as long.
+    """
+    storage = torch.from_numpy(memory).untyped_storage()
+    tensor = torch.empty(0, dtype=dtype)
+    return tensor.set_(storage, 0, extents)  # type: ignore[call-overload,no-any-return]
