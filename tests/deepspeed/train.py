@@ -39,7 +39,7 @@ def configuration(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return DeepSpeed's configuration."""
     zero: dict[str, Any] = {
         "stage": 3,
-        "sub_group_size": 1_100_000,
+        "sub_group_size": wanted.get("sub_group_size", 1_100_000),
         "stage3_param_persistence_threshold": 0,
         "stage3_prefetch_bucket_size": 2_000_000,
         "offload_optimizer": {"device": wanted["optimizer"], "pin_memory": False},
@@ -82,6 +82,31 @@ def batch(step: int, rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch
     )
 
 
+def train_once(engine: Any, step: int, dtype: torch.dtype) -> str:
+    """Take one step; return its loss to the last bit."""
+    data, target = batch(step, int(os.environ["RANK"]), dtype)
+    loss = torch.nn.functional.mse_loss(engine(data), target)
+    engine.backward(loss)
+    engine.step()
+    return loss.float().item().hex()
+
+
+def resume(engine: Any, wanted: dict[str, Any], dtype: torch.dtype) -> None:
+    """Load the checkpoint; for states on a drive, in a way that DeepSpeed finds all of them.
+
+    It reads an optimizer's states from a drive only if they were there before the checkpoint was
+    loaded, so a step is taken first, and overwritten; and it doesn't restore what it keeps in
+    memory: Adam's count of steps.
+    """
+    on_drive = wanted["optimizer"] == "nvme"
+    if on_drive:
+        train_once(engine, 0, dtype)
+    engine.load_checkpoint(wanted["checkpoint"])
+    if on_drive:
+        for state in engine.optimizer.optimizer.state.values():
+            state["step"].fill_(engine.global_steps)
+
+
 def main() -> None:
     """Train, and leave the losses of this rank in a file."""
     wanted = json.loads(Path(sys.argv[1]).read_text())
@@ -90,6 +115,14 @@ def main() -> None:
     # Its reductions through shared memory would be compiled first; gloo's will do.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     dtype = torch.bfloat16 if wanted["dtype"] == "bf16" else torch.float32
+    rank = int(os.environ["RANK"])
+    if "rendezvous" in wanted:
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{wanted['rendezvous']}",
+            rank=rank,
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
     settings = configuration(wanted)
     # Else DeepSpeed takes 2-byte parameters for granted when they go to a drive; and with a type
     # named here, on processors without half precision too.
@@ -102,20 +135,16 @@ def main() -> None:
         config=settings,
     )
     if wanted.get("resume"):
-        engine.load_checkpoint(wanted["checkpoint"])
-    rank = int(os.environ["RANK"])
+        resume(engine, wanted, dtype)
     losses = []
     for step in range(*wanted["steps"]):
-        data, target = batch(step, rank, dtype)
-        loss = torch.nn.functional.mse_loss(engine(data), target)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.float().item().hex())
+        losses.append(train_once(engine, step, dtype))
         if step + 1 == wanted.get("save_after"):
             engine.save_checkpoint(wanted["checkpoint"])
-    loaded = type(getattr(engine.optimizer, "optimizer_swapper", None)).__name__
-    modules = sorted(name for name in sys.modules if name.startswith("forebay.deepspeed."))
-    found = {"losses": losses, "swapper": loaded, "modules": modules}
+    files = [path.name for path in Path(wanted["folder"]).rglob("*.swp")]
+    swapper = type(getattr(engine.optimizer, "optimizer_swapper", None)).__name__
+    handles = "forebay.deepspeed.async_io" in sys.modules
+    found = {"losses": losses, "swapper": swapper, "files": files, "forebay": handles}
     Path(f"{wanted['output']}.{rank}").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 

@@ -6,7 +6,7 @@ from typing import overload
 
 import torch
 
-from forebay.errors import InvalidBufferError
+from forebay.torch import as_bytes
 
 __all__ = ["cast_to_byte_tensor"]
 
@@ -22,22 +22,7 @@ def cast_to_byte_tensor(src_tensor: list[torch.Tensor]) -> list[torch.Tensor]: .
 def cast_to_byte_tensor(
     src_tensor: torch.Tensor | list[torch.Tensor],
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Return a tensor's bytes as a one-dimensional tensor that shares its memory; a list's too.
-
-    Raises
-    ------
-    InvalidBufferError
-        The tensor isn't contiguous: its bytes aren't one after the other.
-    """
+    """Return a tensor's bytes as a tensor that shares its memory; for a list, those of each."""
     if isinstance(src_tensor, torch.Tensor):
-        return _bytes_of(src_tensor)
-    return [_bytes_of(tensor) for tensor in src_tensor]
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_contiguous():
-        raise InvalidBufferError(
-            f"the bytes of a tensor of shape {tuple(tensor.shape)} were asked for, but it isn't "
-            "contiguous: call .contiguous() first"
-        )
-    return tensor.detach().reshape(-1).view(torch.uint8)
+        return as_bytes(src_tensor)
+    return [as_bytes(tensor) for tensor in src_tensor]

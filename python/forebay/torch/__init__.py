@@ -1,4 +1,4 @@
-"""Torch tensors in pinned memory. The only module that imports torch without being asked for it."""
+"""Torch tensors in pinned memory, and as bytes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from forebay.errors import InvalidInputError
+from forebay.errors import InvalidBufferError, InvalidInputError
 from forebay.memory import dtype_name
 
 if TYPE_CHECKING:
     from forebay._forebay import PinnedBuffer
 
-__all__ = ["parse_dtype", "tensor_of", "tensor_over"]
+__all__ = ["as_bytes", "parse_dtype", "tensor_of", "tensor_over"]
 
 
 def parse_dtype(dtype: Any) -> torch.dtype:
@@ -45,3 +45,19 @@ def tensor_of(
     storage = torch.from_numpy(memory).untyped_storage()
     tensor = torch.empty(0, dtype=dtype)
     return tensor.set_(storage, 0, extents)  # type: ignore[call-overload,no-any-return]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes as a one-dimensional tensor that shares its memory.
+
+    Raises
+    ------
+    InvalidBufferError
+        The tensor isn't contiguous: its bytes aren't one after the other.
+    """
+    if not tensor.is_contiguous():
+        raise InvalidBufferError(
+            f"the bytes of a tensor of shape {tuple(tensor.shape)} were asked for, but it isn't "
+            "contiguous: call .contiguous() first"
+        )
+    return tensor.detach().reshape(-1).view(torch.uint8)
