@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,8 @@ ENVIRONMENT = {
     "CXX": "/nonexistent/c++",
 }
 
+POLL_SECONDS = 0.02
+
 FOREBAY = ("-m", "forebay.deepspeed")
 
 
@@ -35,34 +40,52 @@ class Program:
 
     def __init__(self, *arguments: str | Path, python: str = sys.executable, **more: str) -> None:
         environment = {**os.environ, **ENVIRONMENT, **more}
+        self._output = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [python, *map(str, arguments)],
             env={name: value for name, value in environment.items() if value},
-            stdout=subprocess.PIPE,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
-            text=True,
             start_new_session=True,
         )
 
-    def finish(self, expected: int | None = 0) -> str:
+    def finish(self, expected: int = 0) -> str:
         """Wait for it, and return what it printed."""
-        try:
-            output, _ = self._process.communicate(timeout=SECONDS_MAX)
-        finally:
-            self.kill()
-        code = self._process.returncode
-        assert expected is None or code == expected, f"exit code {code}:\n{output}"
-        return str(output)
+        finish_all([self], expected)
+        return self.output
 
-    def kill(self) -> None:
-        """End the group, if there is any of it left."""
-        try:
+    def exit_code(self) -> int | None:
+        """Return its exit code; none while it runs."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """End the group, if there is any of it left, and keep what it printed."""
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        self._process.wait()
+        with self._output:
+            self._output.seek(0)
+            self.output = self._output.read()
 
 
-def run(*arguments: str | Path, expected: int = 0, python: str = sys.executable, **more: str) -> str:
+def finish_all(programs: Sequence[Program], expected: int = 0) -> None:
+    """Wait for programs that need each other: the first to fail is the end of all."""
+    deadline = time.monotonic() + SECONDS_MAX
+    codes: list[int | None] = [None]
+    try:
+        while None in codes and set(codes) <= {None, expected} and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            codes = [program.exit_code() for program in programs]
+    finally:
+        for program in programs:
+            program.end()
+    outputs = "\n".join(program.output for program in programs)
+    assert set(codes) == {expected}, f"exit codes {codes}:\n{outputs}"
+
+
+def run(
+    *arguments: str | Path, expected: int = 0, python: str = sys.executable, **more: str
+) -> str:
     """Run a Python program, and return what it printed."""
     return Program(*arguments, python=python, **more).finish(expected)
 
@@ -106,12 +129,7 @@ class Training:
             )
             for rank in range(world_size)
         ]
-        try:
-            for program in programs:
-                program.finish()
-        finally:
-            for program in programs:
-                program.kill()
+        finish_all(programs)
         return self.found(output, world_size)
 
     def describe(self, wanted: dict[str, Any], *, rendezvous: bool) -> tuple[Path, Path]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runs import FOREBAY, run
+from runs import FOREBAY, SECONDS_MAX, run
+
+pytestmark = pytest.mark.timeout(4 * SECONDS_MAX)
 
 INSTALL = "import forebay.deepspeed\nforebay.deepspeed.install()\n"
 IMPORT = "import deepspeed, deepspeed.ops.aio, deepspeed.ops.gds\n"
@@ -24,9 +26,7 @@ def python(code: str, *options: str, **more: str) -> str:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_builders_load_forebays_modules_and_compile_nothing(
-    tmp_path: Path, order: str
-) -> None:
+def test_the_builders_load_forebays_modules_and_compile_nothing(tmp_path: Path, order: str) -> None:
     python(
         ORDERS[order]
         + textwrap.dedent(
@@ -74,7 +74,7 @@ def test_the_builders_load_forebays_modules_and_compile_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gds_handle_is_refused_by_name_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_gds_handle_is_refused_by_name_and_leaves_no_trace() -> None:
     output = python(
         INSTALL
         + textwrap.dedent(
@@ -109,7 +109,8 @@ def test_deepspeeds_file_writer_works_on_forebay(tmp_path: Path) -> None:
                 from deepspeed.io import FastFileWriter, FastFileWriterConfig
                 from deepspeed.ops.op_builder import AsyncIOBuilder
                 handle = AsyncIOBuilder().load().aio_handle(intra_op_parallelism=2)
-                buffer = handle.new_cpu_locked_tensor({buffer_bytes}, torch.zeros(1, dtype=torch.uint8))
+                example = torch.zeros(1, dtype=torch.uint8)
+                buffer = handle.new_cpu_locked_tensor({buffer_bytes}, example)
                 config = FastFileWriterConfig(handle, buffer, double_buffer={double})
                 state = {{"a": torch.randn(100_003), "b": torch.arange(7), "c": torch.zeros(0)}}
                 for legacy in (False, True):

@@ -1,4 +1,4 @@
-"""Switching DeepSpeed on Forebay on and off: for an environment, for a program, for its children."""
+"""Switching it on and off: for an environment, for a program, for the processes it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 import forebay
 from forebay.deepspeed import hook
-from runs import FOREBAY, Program, run
+from runs import FOREBAY, SECONDS_MAX, Program, run
+
+pytestmark = pytest.mark.timeout(4 * SECONDS_MAX)
 
 PATHS = [path for path in sys.path if path and Path(path).is_dir() and "site-packages" in path]
 
@@ -36,7 +38,8 @@ class Environment:
         return run(*arguments, expected=expected, python=self.python)
 
     def hook(self, action: str, *, as_json: bool = False, expected: int = 0) -> str:
-        code = f"from forebay.deepspeed import hook; raise SystemExit(hook.run({action!r}, json={as_json}))"
+        call = f"hook.run({action!r}, json={as_json})"
+        code = f"from forebay.deepspeed import hook; raise SystemExit({call})"
         return self.run("-c", code, expected=expected)
 
 
@@ -173,7 +176,8 @@ SCRIPT = """
 import os, sys
 def fail():
     raise ValueError("from the script")
-print(sys.argv, sys.path, __name__, __file__, __spec__ and __spec__.name, sys.flags, sys.modules["__main__"].__dict__ is globals())
+print(sys.argv, sys.path, __name__, __file__, __spec__ and __spec__.name, sys.flags)
+print(sys.modules["__main__"].__dict__ is globals())
 sys.stdout.flush()
 if sys.argv[1:] == ["fail"]:
     fail()
@@ -221,7 +225,9 @@ def test_options_before_the_module_are_passed_on() -> None:
 
 def test_the_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.users = __file__\n")
-    code = "import sitecustomize, sys; print(users, sitecustomize.__file__, sys.meta_path[0].__name__)"
+    code = (
+        "import sitecustomize, sys; print(users, sitecustomize.__file__, sys.meta_path[0].__name__)"
+    )
     own = str(tmp_path / "sitecustomize.py")
     assert run(*FOREBAY, "-c", code, PYTHONPATH=str(tmp_path)) == f"{own} {own} ForebayTrigger\n"
     (tmp_path / "sitecustomize.py").write_text("import nothing_of_that_name\n")

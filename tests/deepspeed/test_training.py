@@ -1,4 +1,4 @@
-"""Training with everything on a drive: the losses are those of states kept in memory, bit by bit."""
+"""Training with everything on a drive gives the losses of states in memory, to the last bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from runs import FOREBAY, TRAIN, Training, run
+from runs import FOREBAY, SECONDS_MAX, TRAIN, Training, run
+
+pytestmark = pytest.mark.timeout(4 * SECONDS_MAX)
 
 IN_MEMORY = {"optimizer": "cpu", "parameters": "none"}
 ON_DRIVE = {"optimizer": "nvme", "parameters": "nvme"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import NoReturn
 
 from forebay.deepspeed.hook import PATH_FOLDER
 
@@ -35,6 +36,10 @@ def main(arguments: list[str]) -> int:
             "call forebay.deepspeed.install() in the program\n"
         )
         return 3
+    return _become(arguments)
+
+
+def _become(arguments: list[str]) -> NoReturn:
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PATH_FOLDER), others]))
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001

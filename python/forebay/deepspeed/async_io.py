@@ -40,15 +40,16 @@ def aio_read(
         It has fewer.
     """
     handle = aio_handle(block_size, queue_depth, single_submit, overlap_events)
-    size = os.stat(parse_target(filename)).st_size
+    target = parse_target(filename)
+    size = os.stat(target).st_size
     if size > buffer.nbytes:
         raise MismatchError(
-            f"{filename} has {size} bytes, the tensor {buffer.nbytes}: aio_read reads whole files, "
+            f"{target} has {size} bytes, the tensor {buffer.nbytes}: aio_read reads whole files, "
             "use a handle to read a part",
-            filename=os.fsdecode(filename) if not isinstance(filename, int) else None,
+            filename=str(target),
             wanted=buffer.nbytes,
         )
-    return handle.read(buffer, filename, validate)
+    return handle.read(buffer, target, validate)
 
 
 def aio_write(

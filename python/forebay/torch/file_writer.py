@@ -1,6 +1,6 @@
 """A file to give to ``torch.save``, with the interface of DeepSpeed's ``FastFileWriter``.
 
-What it does with the bytes is in :mod:`forebay._staged_file`; here is what torch and DeepSpeed call.
+What becomes of the bytes is in :mod:`forebay._staged_file`; here is what torch and DeepSpeed call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FastFileWriter", "FastFileWriterConfig"]
 
 _BUFFER_BYTES = 8 << 20
-"""Of each of the two buffers, where none is given: some blocks in flight while others are filled."""
+"""Of each of the two buffers, where none is given: blocks in flight while others are filled."""
 
 _NO_DESCRIPTOR = -1
 
@@ -78,9 +78,9 @@ class FastFileWriter:
 
     Notes
     -----
-    A full disk, or whatever else goes wrong on the way, is raised by ``flush``, which ``torch.save``
-    calls at its end, and by ``close``; ``write`` itself doesn't, since torch would raise another
-    error in its place.
+    A full disk, or whatever else goes wrong on the way, is raised by ``flush``, which
+    ``torch.save`` calls at its end, and by ``close``; ``write`` itself doesn't, since torch would
+    raise another error in its place.
 
     Examples
     --------
@@ -100,12 +100,14 @@ class FastFileWriter:
         self._path = path
         self._ranks = _ranks(config)
         handle, owns_handle = _handle_of(config.dnvme_handle)
-        buffers = _buffers(config.pinned_tensor, parse_switch(config.double_buffer, "double_buffer"))
+        buffers = _buffers(
+            config.pinned_tensor, parse_switch(config.double_buffer, "double_buffer")
+        )
         self._stream = FileStream(path, handle, buffers, owns_handle)
         self._finalizer = weakref.finalize(self, _drop, self._stream, path)
 
     def write(self, buffer: Any) -> int:
-        """Take bytes, or anything contiguous with the buffer protocol; return how many they were."""
+        """Take bytes, or anything contiguous with the buffer protocol; return how many."""
         return self._stream.write(buffer)
 
     def save_torch_storage_object_list(
@@ -221,7 +223,9 @@ def _buffers(given: Any, double: bool) -> list[Any]:
 def _ranks(config: Any) -> tuple[int, int]:
     count, rank = config.num_parallel_writers, config.writer_rank
     if not 0 <= rank < count:
-        raise InvalidInputError(f"writer_rank is {rank}, of {count} writers it can be 0 to {count - 1}")
+        raise InvalidInputError(
+            f"writer_rank is {rank}, of {count} writers it can be 0 to {count - 1}"
+        )
     return count, rank
 
 

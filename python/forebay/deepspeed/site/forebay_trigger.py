@@ -17,7 +17,7 @@ class ForebayTrigger:
         """See a module's name go by."""
         if name.startswith("deepspeed.") and cls in sys.meta_path:
             sys.meta_path.remove(cls)
-            cls.install()
+            cls.install()  # type: ignore[no-untyped-call]
 
     @staticmethod
     def install():  # type: ignore[no-untyped-def] # noqa: ANN205
@@ -30,9 +30,9 @@ class ForebayTrigger:
             import warnings
 
             warnings.warn(
-                "DeepSpeed runs on its own engine: Forebay's hook is switched on, but "
-                "it failed (%s: %s); switch it off with `forebay deepspeed disable`, or remove "
-                "forebay_deepspeed.pth from site-packages" % (type(error).__name__, error),  # noqa: UP031
+                "DeepSpeed runs on its own engine: Forebay's hook is switched on, but it failed "
+                f"({type(error).__name__}: {error}); switch it off with `forebay deepspeed "
+                "disable`, or remove forebay_deepspeed.pth from site-packages",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -17,7 +17,7 @@ def _give_way() -> None:
         exec(compile(file.read(), trigger, "exec"), {"__name__": "forebay_trigger"})  # noqa: S102
     own = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401, PLW0406
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
     except ImportError as error:
         sys.modules["sitecustomize"] = own
         if error.name != "sitecustomize":
