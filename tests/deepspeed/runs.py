@@ -40,7 +40,7 @@ class Program:
 
     def __init__(self, *arguments: str | Path, python: str = sys.executable, **more: str) -> None:
         environment = {**os.environ, **ENVIRONMENT, **more}
-        self._output = tempfile.TemporaryFile("w+")
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `end`)
         self._process = subprocess.Popen(
             [python, *map(str, arguments)],
             env={name: value for name, value in environment.items() if value},
