@@ -165,6 +165,30 @@ def test_an_environment_that_cant_be_written_is_exit_code_3(
         hook.run("restart")
 
 
+def test_the_command_does_it(environment: Environment) -> None:
+    command = ("-m", "forebay", "deepspeed")
+    assert "is on" in environment.run(*command, "enable")
+    state = json.loads(environment.run(*command, "status", "--json"))
+    assert state["enabled"] is state["works"] is True
+    assert "is off" in environment.run(*command, "disable")
+    assert not (environment.site / hook.FILE_NAME).exists()
+
+
+def test_a_broken_pipe_is_silent(environment: Environment) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "from forebay.deepspeed import hook; raise SystemExit(hook.run('status'))"
+    with open(writing, "wb") as stream:
+        done = subprocess.run(
+            [environment.python, "-c", code],
+            stdout=stream,
+            stderr=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+    assert done.stderr == b""
+
+
 def test_a_site_without_deepspeed_is_a_problem(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "venv", with_packages=False)
     # Forebay alone.

@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
+from forebay.quickstart.output import discard
+
 __all__ = ["FILE_NAME", "PATH_FOLDER", "Status", "disable", "enable", "run", "status"]
 
 FILE_NAME = "forebay_deepspeed.pth"
@@ -135,7 +137,6 @@ def run(action: str, *, json: bool = False, site: Path | None = None) -> int:
         0 all well; 1 it is switched on, but can't work (no DeepSpeed, a file of another version,
         or a Python that doesn't run it); 3 the environment can't be changed.
     """
-    # Before a file is replaced or removed: what there was.
     actions = {"enable": enable, "disable": disable, "status": None}
     if action not in actions:
         raise ValueError(f"action is {action!r}, it can be enable, disable or status")
@@ -185,7 +186,13 @@ def _problems(state: Status) -> list[str]:
 
 
 def _print(text: str, *, to_errors: bool = False) -> None:
-    (sys.stderr if to_errors else sys.stdout).write(f"{text}\n")
+    stream = sys.stderr if to_errors else sys.stdout
+    try:
+        stream.write(f"{text}\n")
+        stream.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough.
+        discard(stream)
 
 
 def _folder(site: Path | None) -> Path:
