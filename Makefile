@@ -15,7 +15,7 @@ DIR ?= target/quickstart
 RUST_SOURCES := $(shell find crates/forebay crates/forebay-cli crates/forebay-io crates/forebay-python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 PACKAGE_SOURCES := $(RUST_SOURCES) $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help run test test-rust test-python check bench bench-python fuzz clean tools
+.PHONY: help run test test-rust test-python test-deepspeed check bench bench-python fuzz clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -24,7 +24,7 @@ run: $(VENV)/.package $(VENV)/.model ## install into .venv, store and load real 
 	mkdir -p $(DIR)
 	$(BIN)/forebay quickstart --dir $(DIR) --size $(SIZE)
 
-test: test-rust test-python ## everything that must pass, after installing what it needs
+test: test-rust test-python test-deepspeed ## everything that must pass, after installing what it needs
 
 test-rust: tools
 	scripts/test-tools.sh
@@ -36,6 +36,9 @@ test-python: $(VENV)/.package $(VENV)/.test-requirements
 	scripts/test-tools.sh
 	cargo build --quiet -p forebay-testkit --bins
 	$(BIN)/python -m pytest
+
+test-deepspeed: $(VENV)/.package $(VENV)/.deepspeed-requirements ## DeepSpeed on Forebay, end to end, on the CPU
+	$(BIN)/python -m pytest tests/deepspeed
 
 check: tools $(VENV)/.package $(VENV)/.check-requirements ## formats, lints, types, house rules
 	cargo fmt --all --check
@@ -81,6 +84,10 @@ $(VENV)/.model: $(VENV)/.made requirements/run.txt
 
 $(VENV)/.test-requirements: $(VENV)/.made requirements/test.txt
 	$(PIP) install -r requirements/test.txt
+	touch $@
+
+$(VENV)/.deepspeed-requirements: $(VENV)/.test-requirements requirements/deepspeed.txt
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -r requirements/deepspeed.txt
 	touch $@
 
 $(VENV)/.check-requirements: $(VENV)/.made requirements/check.txt

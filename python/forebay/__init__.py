@@ -6,12 +6,22 @@ awaited; :func:`empty` gives arrays in pinned memory, which move with the least 
 :mod:`forebay.errors`. Importing the package imports neither numpy nor a framework.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from forebay._forebay import file_facts, probe_engines
 from forebay.deepnvme import aio_handle
 from forebay.errors import ForebayError, ForebayWarning
+from forebay.gds import gds_handle
 from forebay.handle import Handle
 from forebay.memory import Pool, empty
 from forebay.operation import Operation
+
+if TYPE_CHECKING:
+    from forebay import deepspeed
+    from forebay.torch.file_writer import FastFileWriter as FastFileWriter
+    from forebay.torch.file_writer import FastFileWriterConfig as FastFileWriterConfig
 
 __all__ = [
     "ForebayError",
@@ -20,7 +30,29 @@ __all__ = [
     "Operation",
     "Pool",
     "aio_handle",
+    "deepspeed",
     "empty",
     "file_facts",
+    "gds_handle",
     "probe_engines",
 ]
+
+_LATER = {
+    "FastFileWriter": "forebay.torch.file_writer",
+    "FastFileWriterConfig": "forebay.torch.file_writer",
+}
+"""What comes from modules that import a framework: only when asked for, and by no ``import *``."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "deepspeed":
+        return importlib.import_module("forebay.deepspeed")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LATER})

@@ -59,6 +59,26 @@ def parse_index(value: SupportsIndex, name: str, wanted: str = "an integer") -> 
         raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}") from None
 
 
+def parse_switch(value: Any, name: str) -> bool:
+    """Return a boolean: one, numpy's, 0 or 1, or the text of one as configurations have it.
+
+    Examples
+    --------
+    >>> parse_switch("False", "single_submit"), parse_switch(1, "single_submit")
+    (False, True)
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    if type(value).__module__ == "numpy" and getattr(value, "dtype", None) == "bool":
+        return bool(value)
+    if isinstance(value, int) and value in {0, 1}:
+        return bool(value)
+    shown = repr(value) if isinstance(value, str | int) else type(value).__name__
+    raise TypeError(f"{name} must be True or False, not {shown}")
+
+
 def parse_seconds(value: float | None, name: str = "timeout") -> float | None:
     """Return a time in seconds; ``None`` is for ever."""
     if value is None:

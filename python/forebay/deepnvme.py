@@ -7,17 +7,24 @@ What differs, on purpose:
 - A write without ``file_offset`` leaves the file exactly as long as the tensor; a write with one,
   0 included, replaces those bytes and leaves the rest.
 - ``wait()`` with nothing pending returns 0.
+- ``"true"`` and ``"false"``, as configurations have them, are what they say.
 - Nothing is printed.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any, NoReturn
 
-from forebay import _forebay
-from forebay._arguments import Target, parse_index, parse_offset, parse_target
+from forebay import _forebay, _pinned
+from forebay._arguments import (
+    Target,
+    parse_index,
+    parse_offset,
+    parse_size,
+    parse_switch,
+    parse_target,
+)
 from forebay._endings import forkable
 from forebay.errors import ForebayError, InvalidBufferError, MismatchError
 from forebay.handle import Handle
@@ -72,21 +79,20 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
-        self._block_size = block_size
-        self._queue_depth = queue_depth
-        self._single_submit = bool(single_submit)
-        self._overlap_events = bool(overlap_events)
-        self._intra_op_parallelism = intra_op_parallelism
+        self._block_size = parse_size(block_size, "block_size")
+        self._queue_depth = parse_index(queue_depth, "queue_depth")
+        self._single_submit = parse_switch(single_submit, "single_submit")
+        self._overlap_events = parse_switch(overlap_events, "overlap_events")
+        self._intra_op_parallelism = parse_index(intra_op_parallelism, "intra_op_parallelism")
         self._handle = Handle(
-            block_size=block_size,
-            queue_depth=queue_depth,
+            block_size=self._block_size,
+            queue_depth=self._queue_depth,
             single_submit=self._single_submit,
-            intra_op_parallelism=intra_op_parallelism,
+            intra_op_parallelism=self._intra_op_parallelism,
         )
         # Reentrant: a finalizer that runs in between may come back here.
         self._lock = threading.RLock()
         self._pending: list[_Pending] = []
-        self._locked: dict[tuple[str, int], weakref.ref[Any]] = {}
         forkable.add(self)
 
     def forget_pending(self) -> None:
@@ -225,41 +231,25 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
 
         The example decides the kind: a numpy array for a numpy array, else a torch tensor.
         """
-        if not _is_array(example_tensor):
-            kind = type(example_tensor).__name__
-            raise TypeError(f"example_tensor must be a tensor or a numpy array, not {kind}")
         count = parse_index(num_elem, "num_elem")
-        tensor = self._handle.empty((count,), dtype=example_tensor.dtype, like=example_tensor)
-        key = _key(tensor)
-        self._locked[key] = weakref.ref(tensor, lambda _: self._locked.pop(key, None))
-        return tensor
+        return _pinned.allocate(self._handle.empty, count, example_tensor)
 
     def free_cpu_locked_tensor(self, tensor: Any) -> bool:
-        """Give up a pinned tensor, and return whether it was one of this handle.
+        """Give up a pinned tensor, and return whether it was one.
 
-        A torch tensor is empty afterwards and is refused as a buffer; its memory goes back to the
-        pool with the last view of it. A numpy array can't be emptied: it is no longer counted as
-        pinned but stays usable, and its memory goes back when the array and its views are gone.
+        As in DeepNVMe, any handle of the process can do it. A torch tensor is empty afterwards
+        and is refused as a buffer; its memory goes back to the pool with the last view of it. A
+        numpy array can't be emptied: it is no longer counted as pinned but stays usable, and its
+        memory goes back when the array and its views are gone.
         """
-        if not self.is_pinned(tensor):
-            return False
-        key = _key(tensor)
-        original = self._locked[key]()
-        for view in (tensor, original):
-            if view is not None and hasattr(view, "untyped_storage"):
-                # Not `set_`, which autograd refuses for parameters, and torch for tensors made in
-                # inference mode.
-                view.data = view.data.new_empty(0)
-                view.forebay_freed = True
-        return self._locked.pop(key, None) is not None
+        return _pinned.free(tensor)
 
     def is_pinned(self, tensor: Any) -> bool:
-        """Return whether a tensor came from :meth:`new_cpu_locked_tensor` and wasn't freed."""
-        if not _is_array(tensor):
-            raise TypeError(
-                f"tensor must be a tensor or a numpy array, not {type(tensor).__name__}"
-            )
-        return _key(tensor) in self._locked
+        """Return whether a tensor is, or is part of, one from :meth:`new_cpu_locked_tensor`.
+
+        Any handle of the process knows of it, until it is freed. What torch has pinned counts too.
+        """
+        return _pinned.is_pinned_anyhow(tensor)
 
     # Underneath
 
@@ -344,6 +334,7 @@ class _Pending:
     ) -> None:
         if getattr(buffer, "forebay_freed", False):
             raise InvalidBufferError("the tensor was freed by free_cpu_locked_tensor")
+        checked = parse_switch(validate, "validate")
         path = parse_target(target)
         offset = parse_offset(file_offset)
         whole_file = store and file_offset is None
@@ -351,7 +342,7 @@ class _Pending:
         self._operation = handle._core.submit(  # noqa: SLF001
             store, items, whole_file, "demand", None
         )
-        self._validation = (buffer, path, offset) if validate else None
+        self._validation = (buffer, path, offset) if checked else None
 
     def cancel(self) -> None:
         self._operation.cancel()
@@ -376,19 +367,4 @@ def _asynchronous(value: bool, keyword: dict[str, bool]) -> bool:
     value = keyword.pop("async", value)
     if keyword:
         raise TypeError(f"unexpected keyword argument {next(iter(keyword))!r}")
-    return value
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and (
-        hasattr(value, "data_ptr") or hasattr(value, "__array_interface__")
-    )
-
-
-def _key(tensor: Any) -> tuple[str, int]:
-    """Return what a tensor is known by: its address, or itself where it has no bytes."""
-    if tensor.nbytes == 0:
-        return ("tensor", id(tensor))
-    if hasattr(tensor, "data_ptr"):
-        return ("address", int(tensor.data_ptr()))
-    return ("address", int(tensor.__array_interface__["data"][0]))
+    return parse_switch(value, "async")

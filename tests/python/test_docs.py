@@ -15,7 +15,7 @@ MODULES = [
     *(
         module.name
         for module in pkgutil.walk_packages(forebay.__path__, "forebay.")
-        if not module.name.endswith((".torch", ".__main__", "._forebay"))
+        if not module.name.endswith((".torch", ".__main__", "._forebay", ".tensor_cast"))
     ),
 ]
 
