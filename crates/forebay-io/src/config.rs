@@ -1,12 +1,15 @@
 //! What a user can choose about a handle, with defaults and bounds. The only file that reads the
 //! environment, should that ever be needed.
 
+use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::engine::{EngineKind, TRANSFER_BYTES_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
+use crate::plan::Direction;
 
 /// Default block. Registered memory took half the CPU time of blocks of 1 MiB (`make bench
 /// BENCH=sweep`); larger ones would let a demand wait longer behind what is in flight.
@@ -126,6 +129,32 @@ pub struct Options {
     pub throttle_bytes_per_second: Option<u64>,
     /// Where memory comes from; `None` is the pool of the process, [`Pool::global`].
     pub pool: Option<Arc<Pool>>,
+    /// What drives do best with. For files on a drive that it knows, that takes the place of the
+    /// options above that [`Tuning`] has too; a request goes by the drive of its first file. Each
+    /// set of options has workers of its own, with staging memory of their own.
+    pub tunings: Option<Arc<dyn Tunings>>,
+}
+
+/// The options that a drive was found to do best with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Which engine moves the blocks.
+    pub engine: EngineChoice,
+    /// Most bytes in one transfer.
+    pub block_size: usize,
+    /// Transfers in flight per worker.
+    pub queue_depth: usize,
+    /// Workers.
+    pub parallelism: usize,
+    /// Hand each transfer to the kernel by a call of its own.
+    pub single_submit: bool,
+}
+
+/// Knows what drives do best with.
+pub trait Tunings: fmt::Debug + Send + Sync {
+    /// The best options for moving files on the drive of `file` in one direction, if known. A
+    /// handle asks once for each file system and direction.
+    fn tuning(&self, file: &Path, direction: Direction) -> Option<Tuning>;
 }
 
 impl Default for Options {
@@ -145,11 +174,18 @@ impl Default for Options {
             staging_bytes: 8 << 20,
             throttle_bytes_per_second: None,
             pool: None,
+            tunings: None,
         }
     }
 }
 
 impl Options {
+    /// The same options but for those that a drive does best with.
+    pub(crate) fn tuned_to(self, tuning: Tuning) -> Self {
+        let Tuning { engine, block_size, queue_depth, parallelism, single_submit } = tuning;
+        Self { engine, block_size, queue_depth, parallelism, single_submit, ..self }
+    }
+
     /// Checks every bound.
     ///
     /// # Errors

@@ -320,6 +320,12 @@ impl TensorFile {
         &self.label
     }
 
+    /// Where the file is in the tree, links followed; its label if it has no name.
+    pub(crate) fn whereabouts(&self) -> PathBuf {
+        let link = format!("/proc/self/fd/{}", self.buffered.as_raw_fd());
+        std::fs::read_link(link).unwrap_or_else(|_| self.label.clone())
+    }
+
     /// The directory that the file is in, to name its mount by; its label if that isn't known.
     pub(crate) fn mount_label(&self) -> std::path::Display<'_> {
         let parent = self.path.as_deref().and_then(Path::parent);

@@ -27,6 +27,7 @@ use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
 use crate::syscalls::cached_bytes;
 use crate::worker::abandon;
+use crate::workers::Workers;
 
 /// Longest load, in bytes, that is tried in the caller's thread first: above it, waking a worker
 /// costs less than the copy.
@@ -69,10 +70,7 @@ impl Handle {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(options: Options) -> Result<Self> {
-        let factory: Arc<dyn EngineFactory> = match options.engine {
-            EngineChoice::Auto => Arc::new(AutoFactory::default()),
-            EngineChoice::Named(kind) => Arc::new(kind),
-        };
+        let factory = engines_of(options.engine);
         Self::with_factory(options, factory)
     }
 
@@ -83,10 +81,7 @@ impl Handle {
     /// As for [`Self::new`].
     pub fn with_factory(options: Options, factory: Arc<dyn EngineFactory>) -> Result<Self> {
         options.validate()?;
-        let factory: Arc<dyn EngineFactory> = match options.throttle_bytes_per_second {
-            Some(rate) => Arc::new(ThrottleFactory::new(factory, rate)?),
-            None => factory,
-        };
+        let factory = throttled(factory, &options)?;
         let runtime = Arc::new(Runtime::start(&options, &factory)?);
         enlist(&runtime);
         Ok(Self {
@@ -141,28 +136,32 @@ impl Handle {
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
         let runtime = self.open_runtime().map_err(|error| error.operation(name))?;
-        let begun = self.begin(&runtime, request).map_err(|error| error.operation(name));
-        if let Some(error) = runtime.breakage() {
-            abandon(&runtime.scheduler, &error);
+        let begun = self.begin(&runtime, request);
+        let (operation, workers) = begun.map_err(|error| error.operation(name))?;
+        if let Some(error) = workers.breakage() {
+            abandon(&workers.scheduler, &error);
         }
-        begun.map(Operation)
+        Ok(Operation(operation))
     }
 
     /// Opens the files, gets in line for them, and starts unless there is somebody to wait for.
-    fn begin(&self, runtime: &Runtime, mut request: Request) -> Result<Arc<Shared>> {
+    fn begin(
+        &self,
+        runtime: &Runtime,
+        mut request: Request,
+    ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         check_parts(&request)?;
         check_memory(&request)?;
         for attempt in 1.. {
-            let operation = self.prepare(runtime, &request)?;
+            let (operation, workers) = self.prepare(runtime, &request)?;
             operation.keep(request.keep.take());
             let entry = runtime.tracker.begin(&operation, attempt == OPEN_ATTEMPTS_MAX);
             match entry {
                 Entry::Go => {
-                    let workers = operation.block_count();
-                    runtime.scheduler.push(Arc::clone(&operation), workers);
-                    return Ok(operation);
+                    workers.scheduler.push(Arc::clone(&operation), operation.block_count());
+                    return Ok((operation, workers));
                 }
-                Entry::Wait => return Ok(operation),
+                Entry::Wait => return Ok((operation, workers)),
                 // An earlier store of the same name may have failed and removed the file between
                 // its being opened here and this operation's getting in line.
                 Entry::Stale => request.keep = operation.withdraw(),
@@ -175,16 +174,20 @@ impl Handle {
         unreachable!("the last attempt returns")
     }
 
-    fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<Arc<Shared>> {
+    fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<(Arc<Shared>, Arc<Workers>)> {
         let durability = request.durability.unwrap_or(self.options.durability);
         let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
         let opened = self.open_all(runtime, request, durability, &mut files);
-        if let Err(error) = opened.and_then(|()| check_files(request, &files)) {
-            for opened in &files {
-                runtime.tracker.order().discard(&opened.file);
+        let checked = opened.and_then(|workers| check_files(request, &files).map(|()| workers));
+        let workers = match checked {
+            Ok(workers) => workers,
+            Err(error) => {
+                for opened in &files {
+                    runtime.tracker.order().discard(&opened.file);
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         let parts = request.parts.iter().map(|part| FilePart {
             file: part.file,
             span: Span {
@@ -200,22 +203,24 @@ impl Handle {
             drop_behind: self.options.drop_behind,
             whole_file: request.whole_file,
             require_direct: self.options.direct == DirectMode::Always,
-            block_bytes: runtime.block_bytes,
-            staged_block_bytes: runtime.staged_block_bytes,
+            block_bytes: workers.block_bytes,
+            staged_block_bytes: workers.staged_block_bytes,
             parts: parts.collect(),
             runs: runs_of(request),
         };
-        Ok(Shared::new(plan, files, Arc::clone(&runtime.tracker), &runtime.scheduler))
+        let tracker = Arc::clone(&runtime.tracker);
+        Ok((Shared::new(plan, files, tracker, &workers.scheduler), workers))
     }
 
-    /// Opens the files, into `opened` as far as it gets.
+    /// Opens the files, into `opened` as far as it gets; who moves them.
     fn open_all(
         &self,
         runtime: &Runtime,
         request: &Request,
         durability: Durability,
         opened: &mut Vec<OpenedFile>,
-    ) -> Result<()> {
+    ) -> Result<Arc<Workers>> {
+        let mut chosen: Option<Arc<Workers>> = None;
         let store = request.direction == Direction::Store;
         for (target, end) in request.files.iter().zip(ends_of(request)) {
             let options = OpenOptions {
@@ -226,19 +231,22 @@ impl Handle {
             };
             let mut file = TensorFile::open(target, options, &runtime.mounts)?;
             runtime.tracker.order().made(&file);
+            let workers =
+                chosen.get_or_insert_with(|| runtime.workers_for(&file, request.direction));
             let ready = check_end(request, &file, end)
-                .and_then(|()| self.go_direct(runtime, &mut file, options));
+                .and_then(|()| self.go_direct(runtime, workers, &mut file, options));
             let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, end);
             opened.push(OpenedFile::new(file, maybe_cached));
             ready?;
         }
-        Ok(())
+        Ok(chosen.unwrap_or_else(|| Arc::clone(&runtime.workers)))
     }
 
     /// Opens a file for direct I/O where that is to be had, and takes note of where it isn't.
     fn go_direct(
         &self,
         runtime: &Runtime,
+        workers: &Workers,
         file: &mut TensorFile,
         options: OpenOptions,
     ) -> Result<()> {
@@ -246,7 +254,7 @@ impl Handle {
         let granule = file.offset_alignment;
         let always = self.options.direct == DirectMode::Always;
         let needed = STAGED_GRANULES_MIN as u64 * granule;
-        if file.is_direct() && needed > runtime.staged_block_bytes as u64 && !always {
+        if file.is_direct() && needed > workers.staged_block_bytes as u64 && !always {
             file.give_direct_up(format!("its granule of {granule} bytes exceeds staging blocks"));
         }
         if let Some(reason) = &file.direct_refusal {
@@ -443,16 +451,16 @@ impl Handle {
 
     /// The engine in use.
     pub fn engine(&self) -> EngineKind {
-        self.runtime.load().engine
+        self.runtime.load().workers.engine
     }
 
     /// What it did so far; in a forked child, what it did there.
     pub fn stats(&self) -> Stats {
         let runtime = self.runtime.load();
         if runtime.belongs_here() {
-            runtime.counters.snapshot(runtime.engine.name())
+            runtime.counters.snapshot(runtime.workers.engine.name())
         } else {
-            Stats { engine: runtime.engine.name(), ..Stats::default() }
+            Stats { engine: runtime.workers.engine.name(), ..Stats::default() }
         }
     }
 
@@ -490,6 +498,25 @@ fn enlist(runtime: &Arc<Runtime>) {
         next.push(Arc::downgrade(runtime));
         next
     });
+}
+
+fn engines_of(choice: EngineChoice) -> Arc<dyn EngineFactory> {
+    match choice {
+        EngineChoice::Auto => Arc::new(AutoFactory::default()),
+        EngineChoice::Named(kind) => Arc::new(kind),
+    }
+}
+
+fn throttled(factory: Arc<dyn EngineFactory>, options: &Options) -> Result<Arc<dyn EngineFactory>> {
+    Ok(match options.throttle_bytes_per_second {
+        Some(rate) => Arc::new(ThrottleFactory::new(factory, rate)?),
+        None => factory,
+    })
+}
+
+/// What builds the engines that the options ask for.
+pub(crate) fn factory_of(options: &Options) -> Result<Arc<dyn EngineFactory>> {
+    throttled(engines_of(options.engine), options)
 }
 
 /// Waits for every operation of this process, for the end of a program.

@@ -45,8 +45,9 @@ mod staging;
 mod syscalls;
 mod tracker;
 mod worker;
+mod workers;
 
-pub use config::{DirectMode, Durability, EngineChoice, Options, Priority};
+pub use config::{DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings};
 pub use engine::EngineKind;
 pub use error::{Error, ErrorKind, Result};
 pub use files::{FileFacts, Target, facts};

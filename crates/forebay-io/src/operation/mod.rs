@@ -401,7 +401,7 @@ impl Shared {
         };
         drop(files);
         self.deliver(result);
-        self.release(released);
+        Self::release(released);
     }
 
     fn deliver(&self, result: Result<()>) {
@@ -439,11 +439,12 @@ impl Shared {
     }
 
     /// Lets stores begin that waited for this one.
-    fn release(&self, operations: Vec<Arc<Self>>) {
-        let Some(scheduler) = self.scheduler.upgrade() else { return };
+    fn release(operations: Vec<Arc<Self>>) {
         for operation in operations {
-            let workers = operation.block_count();
-            scheduler.push(operation, workers);
+            if let Some(scheduler) = operation.scheduler.upgrade() {
+                let workers = operation.block_count();
+                scheduler.push(operation, workers);
+            }
         }
     }
 
