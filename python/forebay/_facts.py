@@ -7,6 +7,7 @@ and DeepSpeed has effects of its own.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import sys
@@ -45,12 +46,17 @@ def gather() -> Facts:
             versions[package] = version(package)
     return {
         "version": platform.python_version(),
-        "executable": sys.executable or "",
+        "executable": _text(sys.executable or ""),
         "packages": versions,
         "torch_cuda": _torch_cuda(),
         "libraries": _libraries(),
         "deepspeed_hook": _deepspeed_hook(),
     }
+
+
+def _text(path: str | Path) -> str:
+    """Return a path in characters that JSON has."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _torch_cuda() -> str | None:
@@ -71,7 +77,7 @@ def _libraries() -> list[str]:
     for folder in folders or ():
         with contextlib.suppress(OSError):
             libraries = Path(folder).glob("*/lib/lib*.so.*")
-            found += [str(path) for path in libraries if _LIBRARIES.match(path.name)]
+            found += [_text(path) for path in libraries if _LIBRARIES.match(path.name)]
     return sorted(found)
 
 

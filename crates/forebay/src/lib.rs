@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod lossy;
 pub mod report;
 mod size;
 pub mod topology;

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Facts, Finding, Level, drive};
 use crate::ByteSize;
+use crate::lossy;
 use crate::topology::{Location, locate};
 
 /// Less room than this is about to be none: one layer of a large model.
@@ -61,6 +62,7 @@ impl From<Trial> for TrialFacts {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DirectoryFacts {
     /// Its path, as given.
+    #[serde(serialize_with = "lossy::path")]
     pub path: PathBuf,
     /// Why nothing more could be found.
     pub error: Option<String>,

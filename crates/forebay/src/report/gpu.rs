@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::facts::text;
 use super::{Finding, Level, PythonFacts};
+use crate::lossy;
 use crate::topology::PcieFunction;
 
 /// Where distributions, CUDA and container runtimes put libraries.
@@ -48,8 +49,10 @@ pub struct GpuFacts {
     /// The GPUs that it drives.
     pub gpus: Vec<Gpu>,
     /// The CUDA driver's library.
+    #[serde(serialize_with = "lossy::optional_path")]
     pub libcuda: Option<PathBuf>,
     /// cuFile's library.
+    #[serde(serialize_with = "lossy::optional_path")]
     pub libcufile: Option<PathBuf>,
     /// Version of the kernel module nvidia-fs; `None` if it isn't loaded.
     pub nvidia_fs: Option<String>,

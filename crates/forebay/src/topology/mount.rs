@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::lossy;
+
 /// File systems whose bytes are in memory.
 const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"];
 
@@ -33,6 +35,7 @@ const REMOTE: &[&str] = &[
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
     /// Where it is mounted.
+    #[serde(serialize_with = "lossy::path")]
     pub point: PathBuf,
     /// The kind of file system.
     pub file_system: String,
