@@ -30,8 +30,8 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    variables = {**os.environ, "LC_ALL": "C.UTF-8", **extra}
-    variables.pop("NO_COLOR", None)
+    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    variables = {**inherited, "LC_ALL": "C.UTF-8", **extra}
     if not any(Path(entry, "forebay").exists() for entry in sys.path if entry):
         variables["PYTHONPATH"] = str(ROOT / "python")
     return variables
@@ -191,7 +191,7 @@ def test_a_directory_of_any_name_is_reported(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_a_report() -> None:
-    # A FIFO that nobody reads holds the command up at its first line.
+    # A pipe that nobody reads holds the command up at its first line.
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_report() -> None:
     child = subprocess.Popen(command("report"), stdout=write, env=environment())
     try:
         waiting = Path(f"/proc/{child.pid}/wchan")
-        for _ in range(3000):
+        for _ in range(300):
             if "pipe" in waiting.read_text():
                 break
             time.sleep(0.01)
