@@ -71,9 +71,12 @@ def _give_up(problem: Problem, *, json: bool) -> int:
 
 def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int, *, json: bool) -> None:
     size = sum(tensor.data.nbytes for tensor in tensors)
+    title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
     forebay, all_ways, left_out = ways(tensors)
     if not json:
-        say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
+        say(
+            f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}"
+        )
     with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
         with scratch(directory) as path:
             results = measure(all_ways, tensors, path, repeats, progress.step)
@@ -87,7 +90,6 @@ def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int, *, js
         say("every byte compared: all the same\n")
         say(table(results, size))
     chart = os.path.join(directory, _CHART)
-    title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
     try:
         with open(chart, "w", encoding="utf-8") as file:
             file.write(bars(results, size, title))

@@ -163,7 +163,7 @@ mod tests {
         let mount = mount_of("/mnt/a b");
         assert!(mount.has("ro") && !mount.has("rw") && mount.has("attr2"), "{mount:?}");
         assert_eq!(mount_of("/dev/shm").value("size"), Some("10k"));
-        assert_eq!(mount_of("/dev/shm").value("siz"), None);
+        assert_eq!(mount_of("/dev/shm").value("mode"), None);
     }
 
     #[test]
