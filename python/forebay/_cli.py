@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import signal
 import sys
 import threading
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["main"]
-
-_PACKAGES = ("forebay", "numpy", "torch", "deepspeed", "safetensors")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,11 +41,9 @@ class _Python:
     @staticmethod
     def facts() -> str:
         """Return what is installed, as JSON."""
-        versions = {}
-        for package in _PACKAGES:
-            with contextlib.suppress(PackageNotFoundError):
-                versions[package] = version(package)
-        return json.dumps({"python": platform.python_version(), "packages": versions})
+        from forebay._facts import gather
+
+        return json.dumps(gather())
 
     @staticmethod
     def call(subcommand: str, options: str) -> int:
@@ -83,7 +77,13 @@ def _quickstart(options: dict[str, Any]) -> int:
 
     try:
         with ending():
-            return run(options["files"], options["dir"], options["size"], options["repeats"])
+            return run(
+                options["files"],
+                options["dir"],
+                options["size"],
+                options["repeats"],
+                json=options["json"],
+            )
     except Ended as ended:
         return ended.code
     except BrokenPipeError:

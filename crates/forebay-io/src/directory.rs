@@ -171,7 +171,10 @@ impl Scratch {
         match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
             Ok(file) => {
                 let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-                return Ok(Self { file, path, named: false });
+                // Without /proc, it takes a name to open a file a second time.
+                if path.exists() {
+                    return Ok(Self { file, path, named: false });
+                }
             }
             // Kernels and file systems that don't know the flag open the directory instead.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}

@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+mod lossy;
+pub mod report;
 mod size;
 pub mod topology;
 

@@ -17,9 +17,12 @@ import sysconfig
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from forebay.quickstart.output import discard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["FILE_NAME", "PATH_FOLDER", "Status", "disable", "enable", "run", "status"]
 
@@ -145,17 +148,17 @@ def run(action: str, *, json: bool = False, site: Path | None = None) -> int:
         if change is not None:
             change(site)
     except OSError as error:
-        _print(
+        message = (
             f"{error.filename or site}: {error.strerror}; run it as the owner of the environment, "
-            "or in a virtual environment of yours (python3 -m venv)",
-            to_errors=True,
+            "or in a virtual environment of yours (python3 -m venv)"
         )
+        _print(message, to_errors=True)
+        if json:
+            _print_object("error", {"message": message, "exit": 3})
         return 3
     state = status(site)
     if json:
-        import json as encoder
-
-        _print(encoder.dumps(state))
+        _print_object("deepspeed", state)
     else:
         _print("\n".join(_lines(state)))
     return 1 if state["enabled"] and _problems(state) else 0
@@ -183,6 +186,13 @@ def _problems(state: Status) -> list[str]:
     if not state["works"]:
         problems.append("a new Python doesn't run the file: is it in this Python's site-packages?")
     return problems
+
+
+def _print_object(name: str, fields: Mapping[str, Any]) -> None:
+    """Print a JSON object of the schema ``forebay.NAME/1``."""
+    import json
+
+    _print(json.dumps({"schema": f"forebay.{name}/1", **fields}, indent=2))
 
 
 def _print(text: str, *, to_errors: bool = False) -> None:

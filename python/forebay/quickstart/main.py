@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 from forebay import _forebay
 from forebay.errors import ForebayError
 from forebay.quickstart.measure import measure
-from forebay.quickstart.output import complain, fitting, say
+from forebay.quickstart.output import complain, fitting, say, say_object
 from forebay.quickstart.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
-from forebay.quickstart.report import bars, table
+from forebay.quickstart.report import bars, figures, table
 from forebay.quickstart.scratch import remove_stale, scratch
 from forebay.quickstart.tensors import default_tensors, file_tensors
 from forebay.quickstart.ways import ways
@@ -34,8 +35,10 @@ _COPIES = 4.5
 """Copies of all tensors in memory at the most, with half of one to spare."""
 
 
-def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
-    """Run the quickstart; return the exit code."""
+def run(
+    files: Sequence[str], directory: str, size: int, repeats: int, *, json: bool = False
+) -> int:
+    """Run the quickstart; return the exit code. With `json`, print one object and no text."""
     try:
         _check_directory(directory)
         remove_stale(directory)
@@ -45,44 +48,69 @@ def run(files: Sequence[str], directory: str, size: int, repeats: int) -> int:
         if not any(tensor.data.nbytes for tensor in tensors):
             raise Problem("there is nothing to store: no tensor has any bytes", EXIT_USAGE)
         _check_space(directory, sum(tensor.data.nbytes for tensor in tensors))
-        _compare_ways(tensors, directory, repeats)
+        _compare_ways(tensors, directory, repeats, json=json)
     except Problem as problem:
-        return _give_up(problem)
+        return _give_up(problem, json=json)
     except BrokenPipeError:
         raise  # whoever read the output has seen enough, which is no fault of the directory
     except OSError as error:
-        return _give_up(explain(error, directory))
+        return _give_up(explain(error, directory), json=json)
     except ForebayError as error:
-        return _give_up(Problem(str(error), EXIT_FAILED))
+        return _give_up(Problem(str(error), EXIT_FAILED), json=json)
     return 0
 
 
-def _give_up(problem: Problem) -> int:
+def _give_up(problem: Problem, *, json: bool) -> int:
     complain(f"forebay quickstart: {problem}")
+    if json:
+        # The output may be what failed; the complaint is on standard error already.
+        with contextlib.suppress(Problem):
+            say_object("error", {"message": str(problem), "exit": problem.code})
     return problem.code
 
 
-def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int) -> None:
+def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int, *, json: bool) -> None:
     size = sum(tensor.data.nbytes for tensor in tensors)
+    title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
     forebay, all_ways, left_out = ways(tensors)
-    say(f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}")
+    if not json:
+        say(
+            f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}"
+        )
     with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
         with scratch(directory) as path:
             results = measure(all_ways, tensors, path, repeats, progress.step)
         progress.close()
-        say(_how(forebay, directory))
-    for reason in left_out:
-        say(f"left out: {reason}")
-    say("every byte compared: all the same\n")
-    say(table(results, size))
+        stats = forebay.handle.stats()
+        if not json:
+            say(_how(forebay, directory))
+    if not json:
+        for reason in left_out:
+            say(f"left out: {reason}")
+        say("every byte compared: all the same\n")
+        say(table(results, size))
     chart = os.path.join(directory, _CHART)
-    title = f"{len(tensors)} tensors, {size / 1e9:.2f} GB"
     try:
         with open(chart, "w", encoding="utf-8") as file:
             file.write(bars(results, size, title))
     except OSError as error:
         raise _no_chart(chart, error.strerror) from error
-    say(f"\nbars: {chart}")
+    if not json:
+        say(f"\nbars: {chart}")
+        return
+    say_object(
+        "quickstart",
+        {
+            "tensors": len(tensors),
+            "bytes": size,
+            "repeats": repeats,
+            "directory": directory,
+            "chart": chart,
+            "stats": stats,
+            "left_out": left_out,
+            "ways": figures(results, size),
+        },
+    )
 
 
 def _how(forebay: Forebay, directory: str) -> str:

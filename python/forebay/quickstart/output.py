@@ -7,16 +7,17 @@ stream takes everything.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.quickstart.problem import EXIT_FAILED, Problem
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["complain", "discard", "fitting", "say"]
+__all__ = ["complain", "discard", "fitting", "say", "say_object"]
 
 _ASCII = str.maketrans({"×": "x", "─": "-", "█": "#", "░": "."})
 
@@ -35,6 +36,11 @@ def say(text: str) -> None:
         discard(stream)
         text = f"cannot write to standard output: {error.strerror}"
         raise Problem(text, EXIT_FAILED) from error
+
+
+def say_object(name: str, fields: dict[str, Any]) -> None:
+    """Write a JSON object of the schema ``forebay.NAME/1`` to standard output."""
+    say(json.dumps({"schema": f"forebay.{name}/1", **fields}, indent=2))
 
 
 def complain(text: str) -> None:

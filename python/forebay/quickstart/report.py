@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.quickstart.measure import Result
+    from forebay.quickstart.measure import Result, Samples
 
-__all__ = ["bars", "table"]
+__all__ = ["bars", "figures", "table"]
 
 _COLUMNS = ("", "store GB/s", "CPU s/GiB", "forebay is", "load GB/s", "CPU s/GiB", "forebay is")
 
@@ -46,6 +46,23 @@ def table(results: Sequence[Result], size: int) -> str:
         lines.append("  ".join([first, *others]).rstrip())
     lines.insert(1, "─" * (sum(widths) + 2 * (len(widths) - 1)))
     return "\n".join(lines)
+
+
+def figures(results: Sequence[Result], size: int) -> list[dict[str, Any]]:
+    """Return the results as they go into JSON."""
+
+    def of(samples: Samples) -> dict[str, Any]:
+        return {
+            "seconds": samples.wall,
+            "cpu_seconds": samples.cpu,
+            "gb_per_second": samples.rate(size),
+            "cpu_seconds_per_gib": samples.cpu_per_gib(size),
+        }
+
+    return [
+        {"name": result.name, "store": of(result.store), "load": of(result.load)}
+        for result in results
+    ]
 
 
 def bars(results: Sequence[Result], size: int, title: str) -> str:

@@ -9,6 +9,7 @@ use super::mount::Mount;
 use super::queue::Queue;
 use super::sysfs::{entries, name_of, number, text};
 use super::{locate_at_depth, strip_root};
+use crate::lossy;
 
 /// Bytes of what sysfs counts as a sector, whatever the drive's are.
 const SECTOR_BYTES: u64 = 512;
@@ -36,6 +37,7 @@ pub enum DeviceKind {
     /// A file as a device.
     Loop {
         /// The file.
+        #[serde(serialize_with = "lossy::path")]
         file: PathBuf,
         /// It goes around the page cache.
         direct: bool,

@@ -25,6 +25,8 @@ use std::path::{Path, PathBuf};
 use forebay_io::{Error, Result};
 use serde::Serialize;
 
+use crate::lossy;
+
 pub use device::{Device, DeviceKind};
 pub use drive::Drive;
 pub use mount::Mount;
@@ -38,6 +40,7 @@ const DEPTH_MAX: usize = 8;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Location {
     /// Its path, absolute and without symbolic links.
+    #[serde(serialize_with = "lossy::path")]
     pub path: PathBuf,
     /// The mount it is in.
     pub mount: Mount,

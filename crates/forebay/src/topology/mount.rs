@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::lossy;
+
 /// File systems whose bytes are in memory.
 const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"];
 
@@ -33,6 +35,7 @@ const REMOTE: &[&str] = &[
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
     /// Where it is mounted.
+    #[serde(serialize_with = "lossy::path")]
     pub point: PathBuf,
     /// The kind of file system.
     pub file_system: String,
@@ -160,7 +163,7 @@ mod tests {
         let mount = mount_of("/mnt/a b");
         assert!(mount.has("ro") && !mount.has("rw") && mount.has("attr2"), "{mount:?}");
         assert_eq!(mount_of("/dev/shm").value("size"), Some("10k"));
-        assert_eq!(mount_of("/dev/shm").value("siz"), None);
+        assert_eq!(mount_of("/dev/shm").value("mode"), None);
     }
 
     #[test]

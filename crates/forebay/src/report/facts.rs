@@ -1,0 +1,75 @@
+//! Gathers facts: from files under a root, by asking the kernel, and by trying.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::config::library_folders;
+use super::{
+    DirectoryFacts, EngineFacts, GpuFacts, LimitFacts, PythonFacts, SystemFacts, directory, gpu,
+};
+
+/// All that the findings are made from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Facts {
+    /// The machine and its kernel.
+    pub system: SystemFacts,
+    /// What this process may have.
+    pub limits: LimitFacts,
+    /// Which engines can be set up.
+    pub engines: Vec<EngineFacts>,
+    /// What was found in each directory.
+    pub directories: Vec<DirectoryFacts>,
+    /// GPUs, their driver and libraries.
+    pub gpu: GpuFacts,
+    /// What is installed for Python; `None` if the command runs without.
+    pub python: Option<PythonFacts>,
+}
+
+/// Where facts come from.
+#[derive(Clone, Debug)]
+pub struct Sources<'a> {
+    /// The directory that has `proc`, `sys` and the folders of libraries.
+    pub root: &'a Path,
+    /// The directories to try.
+    pub directories: &'a [PathBuf],
+    /// What Python says of itself.
+    pub python: Option<PythonFacts>,
+}
+
+impl Facts {
+    /// Looks, and tries. Writes a few hundred kilobytes in each directory, and leaves nothing.
+    pub fn gather(sources: Sources<'_>) -> Self {
+        let Sources { root, directories, python } = sources;
+        let engines: Vec<EngineFacts> =
+            forebay_io::probe_engines().into_iter().map(EngineFacts::from).collect();
+        let available: Vec<forebay_io::EngineKind> = forebay_io::EngineKind::ALL
+            .into_iter()
+            .zip(&engines)
+            .filter_map(|(kind, found)| found.available.then_some(kind))
+            .collect();
+        let packaged = python.as_ref().map(|python| python.libraries.clone()).unwrap_or_default();
+        Self {
+            system: SystemFacts::gather(root),
+            limits: LimitFacts::gather(root),
+            engines,
+            directories: directories
+                .iter()
+                .map(|path| directory::gather(path, &available))
+                .collect(),
+            gpu: gpu::gather(root, &library_folders(), &packaged),
+            python,
+        }
+    }
+}
+
+/// The text of a small file without the blanks around it.
+pub(super) fn text(path: impl AsRef<Path>) -> Option<String> {
+    let text = std::fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&text).trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// The number in a small file.
+pub(super) fn number(path: impl AsRef<Path>) -> Option<u64> {
+    text(path)?.parse().ok()
+}

@@ -1,0 +1,307 @@
+//! GPUs, their driver, and what direct transfers between them and drives would take.
+//!
+//! Nothing is loaded to find out: the kernel's files and the names of libraries tell.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::facts::text;
+use super::{Finding, Level, PythonFacts};
+use crate::lossy;
+use crate::topology::PcieFunction;
+
+/// Where distributions, CUDA and container runtimes put libraries.
+const LIBRARY_FOLDERS: &[&str] = &[
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "lib64",
+    "usr/local/cuda/lib64",
+    "usr/local/cuda/targets/x86_64-linux/lib",
+    "usr/local/cuda/targets/sbsa-linux/lib",
+    "usr/local/nvidia/lib64",
+    "usr/lib/wsl/lib",
+    "run/opengl-driver/lib",
+];
+
+/// What the CUDA driver's library is called.
+const CUDA: &str = "libcuda.so.1";
+/// What cuFile's library is called.
+const CUFILE: &str = "libcufile.so.0";
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Its model.
+    pub model: String,
+    /// Its PCI Express link.
+    pub function: Option<PcieFunction>,
+}
+
+/// GPUs, their driver and libraries.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GpuFacts {
+    /// Version of NVIDIA's kernel driver; `None` if it isn't loaded.
+    pub driver: Option<String>,
+    /// The GPUs that it drives.
+    pub gpus: Vec<Gpu>,
+    /// The CUDA driver's library.
+    #[serde(serialize_with = "lossy::optional_path")]
+    pub libcuda: Option<PathBuf>,
+    /// cuFile's library.
+    #[serde(serialize_with = "lossy::optional_path")]
+    pub libcufile: Option<PathBuf>,
+    /// Version of the kernel module nvidia-fs; `None` if it isn't loaded.
+    pub nvidia_fs: Option<String>,
+    /// cuFile's settings have it use the kernel's own peer-to-peer transfers (`use_pci_p2pdma`).
+    pub pci_p2pdma: bool,
+}
+
+/// Looks under a root; `first` and `packaged` are folders and libraries to look at as well.
+pub(super) fn gather(root: &Path, first: &[PathBuf], packaged: &[PathBuf]) -> GpuFacts {
+    let driver = root.join("proc/driver/nvidia");
+    let version = text(driver.join("version"));
+    let find = |name: &str| library(root, first, packaged, name);
+    let nvidia_fs = root.join("proc/driver/nvidia-fs");
+    GpuFacts {
+        driver: version
+            .as_deref()
+            .and_then(driver_version)
+            .or_else(|| text(root.join("sys/module/nvidia/version"))),
+        gpus: gpus(root, &driver),
+        libcuda: find(CUDA),
+        libcufile: find(CUFILE),
+        nvidia_fs: text(root.join("sys/module/nvidia_fs/version"))
+            .or_else(|| text(nvidia_fs.join("version")))
+            .or_else(|| nvidia_fs.is_dir().then(|| "of unknown version".to_owned())),
+        pci_p2pdma: text(root.join("etc/cufile.json")).as_deref().is_some_and(uses_p2pdma),
+    }
+}
+
+/// The version in `/proc/driver/nvidia/version`: the first word of it that looks like one.
+fn driver_version(text: &str) -> Option<String> {
+    let is_version = |word: &&str| {
+        word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+    };
+    text.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn gpus(root: &Path, driver: &Path) -> Vec<Gpu> {
+    let Ok(listing) = std::fs::read_dir(driver.join("gpus")) else { return Vec::new() };
+    let mut folders: Vec<PathBuf> = listing.flatten().map(|entry| entry.path()).collect();
+    folders.sort();
+    let read = |folder: PathBuf| {
+        let information = text(folder.join("information"))?;
+        let model = information.lines().find_map(|line| line.strip_prefix("Model:"))?;
+        let address = folder.file_name()?.to_owned();
+        let device = root.join("sys/bus/pci/devices").join(address).canonicalize().ok();
+        let function = device.as_deref().and_then(PcieFunction::above);
+        Some(Gpu { model: model.trim().to_owned(), function })
+    };
+    folders.into_iter().filter_map(read).collect()
+}
+
+/// Finds a library where the dynamic linker would, or where packages put it.
+fn library(root: &Path, first: &[PathBuf], packaged: &[PathBuf], name: &str) -> Option<PathBuf> {
+    let usual = LIBRARY_FOLDERS.iter().map(|folder| root.join(folder));
+    let folders = first.iter().cloned().chain(usual);
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.exists());
+    found.or_else(|| cached(root, name)).or_else(|| {
+        packaged.iter().find(|path| path.file_name().is_some_and(|file| file == name)).cloned()
+    })
+}
+
+/// Finds a library in the linker's cache, whose names end in a zero byte each.
+fn cached(root: &Path, name: &str) -> Option<PathBuf> {
+    let cache = std::fs::read(root.join("etc/ld.so.cache")).ok()?;
+    let names = cache.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
+    let paths = names.filter(|text| text.starts_with('/')).map(Path::new);
+    let mut found = paths.filter(|path| path.file_name().is_some_and(|file| file == name));
+    found
+        .find(|path| root.join(path.strip_prefix("/").unwrap_or(path)).exists())
+        .map(Path::to_owned)
+}
+
+/// Whether cuFile's settings, JSON with comments, switch peer-to-peer transfers on.
+fn uses_p2pdma(settings: &str) -> bool {
+    let plain = settings.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let plain: String =
+        plain.flat_map(|line| line.chars().filter(|char| !char.is_whitespace())).collect();
+    plain.contains("\"use_pci_p2pdma\":true")
+}
+
+pub(super) fn findings(facts: &GpuFacts, python: Option<&PythonFacts>) -> Vec<Finding> {
+    let mut findings = vec![driver(facts)];
+    findings.extend(facts.gpus.iter().map(gpu));
+    findings.push(match &facts.libcuda {
+        Some(path) => ok("gpu.libcuda", CUDA, path.display().to_string()),
+        None => info("gpu.libcuda", CUDA, "not found; the driver brings it"),
+    });
+    findings.push(libcufile(facts, python));
+    findings.push(nvidia_fs(facts));
+    findings.push(gds(facts));
+    findings
+}
+
+fn ok(id: &'static str, title: &str, detail: impl Into<String>) -> Finding {
+    Finding::new(id, Level::Ok, title, detail)
+}
+
+fn info(id: &'static str, title: &str, detail: impl Into<String>) -> Finding {
+    Finding::new(id, Level::Info, title, detail)
+}
+
+fn driver(facts: &GpuFacts) -> Finding {
+    let title = "NVIDIA driver";
+    match (&facts.driver, facts.gpus.len()) {
+        (None, _) => {
+            info("gpu.driver", title, "not loaded: tensors stay in the processor's memory")
+        }
+        (Some(version), 0) => {
+            let detail = format!("{version}, but this process sees no GPU");
+            Finding::new("gpu.driver", Level::Warning, title, detail)
+        }
+        (Some(version), _) => ok("gpu.driver", title, version),
+    }
+}
+
+fn gpu(gpu: &Gpu) -> Finding {
+    let Some(function) = &gpu.function else { return ok("gpu.device", "GPU", &gpu.model) };
+    let mut detail = format!("{} at {}", gpu.model, function.address);
+    // GPUs slow an idle link down, so what it could be is what counts.
+    if let Some(link) = function.link_max {
+        let _ = write!(
+            detail,
+            ", PCIe ×{} at {} GT/s: up to {:.1} GB/s",
+            link.width,
+            link.gigatransfers,
+            link.carries()
+        );
+    }
+    if let Some(node) = function.numa_node {
+        let _ = write!(detail, ", NUMA node {node}");
+    }
+    ok("gpu.device", "GPU", detail)
+}
+
+fn libcufile(facts: &GpuFacts, python: Option<&PythonFacts>) -> Finding {
+    if let Some(path) = &facts.libcufile {
+        return ok("gpu.libcufile", CUFILE, path.display().to_string());
+    }
+    let finding = info("gpu.libcufile", CUFILE, "not found; GPUDirect Storage takes it");
+    if facts.driver.is_none() {
+        return finding;
+    }
+    let cuda = python.and_then(|python| python.torch_cuda.as_deref()).unwrap_or_default();
+    let package = if cuda.starts_with("13") { "nvidia-cufile" } else { "nvidia-cufile-cu12" };
+    finding.fix(format!("pip install {package}"))
+}
+
+fn nvidia_fs(facts: &GpuFacts) -> Finding {
+    match (&facts.nvidia_fs, &facts.driver) {
+        (Some(version), _) => ok("gpu.nvidia_fs", "nvidia-fs", version),
+        (None, None) => info("gpu.nvidia_fs", "nvidia-fs", "not loaded"),
+        (None, Some(_)) => info("gpu.nvidia_fs", "nvidia-fs", "the kernel module isn't loaded")
+            .fix_as_root("modprobe nvidia-fs"),
+    }
+}
+
+fn gds(facts: &GpuFacts) -> Finding {
+    let (mode, why) = match (&facts.driver, &facts.libcufile) {
+        (None, _) => ("host", "there is no GPU driver"),
+        (Some(_), None) => ("host", "without cuFile, tensors of GPUs go through pinned memory"),
+        (Some(_), Some(_)) if facts.nvidia_fs.is_some() => {
+            ("gds", "nvidia-fs is loaded; each file's system and drive still decide")
+        }
+        (Some(_), Some(_)) if facts.pci_p2pdma => (
+            "gds",
+            "cuFile may use the kernel's own peer-to-peer transfers, where drives have them",
+        ),
+        _ => ("compat", "without nvidia-fs, cuFile itself copies through the processor's memory"),
+    };
+    let level = if mode == "gds" { Level::Ok } else { Level::Info };
+    Finding::new("gpu.gds", level, "GDS mode", format!("{mode}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn write(root: &Path, path: &str, text: &[u8]) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn versions_of_both_drivers_are_read() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release";
+        assert_eq!(driver_version(closed).as_deref(), Some("550.54.15"));
+        assert_eq!(driver_version(open).as_deref(), Some("570.86.10"));
+        assert_eq!(driver_version("nothing here"), None);
+    }
+
+    #[test]
+    fn comments_in_cufile_settings_switch_nothing_on() {
+        assert!(uses_p2pdma("{ \"properties\": { \"use_pci_p2pdma\" : true } }"));
+        assert!(!uses_p2pdma("{ // \"use_pci_p2pdma\": true\n}"));
+        assert!(!uses_p2pdma("{ \"use_pci_p2pdma\": false }"));
+    }
+
+    #[test]
+    fn a_machine_with_all_of_it_is_read() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let version = b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n";
+        write(root, "proc/driver/nvidia/version", version);
+        let gpu = "proc/driver/nvidia/gpus/0000:19:00.0/information";
+        write(root, gpu, b"Model: \t\t NVIDIA H200\nIRQ:   \t\t 18\n");
+        let device = "sys/bus/pci/devices/0000:19:00.0";
+        for (name, text) in [
+            ("vendor", "0x10de"),
+            ("current_link_width", "16"),
+            ("current_link_speed", "2.5 GT/s PCIe"),
+            ("max_link_width", "16"),
+            ("max_link_speed", "32.0 GT/s PCIe"),
+            ("numa_node", "0"),
+        ] {
+            write(root, &format!("{device}/{name}"), text.as_bytes());
+        }
+        write(root, "sys/module/nvidia_fs/version", b"2.22.3\n");
+        write(root, "opt/odd/libcuda.so.1", b"");
+        write(
+            root,
+            "etc/ld.so.cache",
+            b"glibc\0libcuda.so.1\0/opt/odd/libcuda.so.1\0/gone/libcufile.so.0\0",
+        );
+        let packaged = PathBuf::from("/site/nvidia/cufile/lib/libcufile.so.0");
+        let facts = gather(root, &[], std::slice::from_ref(&packaged));
+        assert_eq!(facts.driver.as_deref(), Some("550.54.15"));
+        assert_eq!(facts.libcuda, Some("/opt/odd/libcuda.so.1".into()));
+        assert_eq!(facts.libcufile, Some(packaged));
+        assert_eq!(facts.nvidia_fs.as_deref(), Some("2.22.3"));
+        let details: Vec<String> =
+            findings(&facts, None).into_iter().map(|finding| finding.detail).collect();
+        assert_eq!(
+            details[1],
+            "NVIDIA H200 at 0000:19:00.0, PCIe ×16 at 32 GT/s: up to 63.0 GB/s, NUMA node 0"
+        );
+        assert!(details.last().unwrap().starts_with("gds: "), "{details:?}");
+    }
+
+    #[test]
+    fn folders_that_the_linker_looks_into_first_come_first() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path(), "usr/lib64/libcuda.so.1", b"");
+        write(root.path(), "mine/libcuda.so.1", b"");
+        let mine = root.path().join("mine");
+        let facts = gather(root.path(), std::slice::from_ref(&mine), &[]);
+        assert_eq!(facts.libcuda, Some(mine.join(CUDA)));
+    }
+}
