@@ -106,11 +106,12 @@ fn a_failed_store_leaves_nothing_to_the_store_at_an_offset_that_follows_it() {
     }
 }
 
+type Rename = fn(&Path, &Path) -> std::io::Result<()>;
+
 #[test]
 fn a_file_that_got_another_name_does_not_look_whole_after_a_failure() {
     let directory = directory();
     let (path, other) = (directory.path().join("a"), directory.path().join("b"));
-    type Rename = fn(&Path, &Path) -> std::io::Result<()>;
     let ways: [Rename; 2] =
         [|from, to| std::fs::rename(from, to), |from, to| std::fs::hard_link(from, to)];
     let handle = slow();
