@@ -35,7 +35,7 @@ class Facts(TypedDict):
     libraries: list[str]
     """CUDA's and cuFile's libraries in NVIDIA's packages."""
     deepspeed_hook: bool | None
-    """Whether DeepSpeed uses Forebay; None if Forebay has no hook."""
+    """Whether a Python started now has DeepSpeed use Forebay; None if there is no hook."""
 
 
 def gather() -> Facts:
@@ -86,4 +86,5 @@ def _deepspeed_hook() -> bool | None:
         return None
     from forebay.deepspeed import hook
 
-    return bool(hook.status()["enabled"])
+    state = hook.status()
+    return state["enabled"] and state["works"]

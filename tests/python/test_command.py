@@ -257,3 +257,24 @@ def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     assert "\x1b[" in on_a_terminal()
     assert "\x1b[" not in on_a_terminal("--no-color")
     assert "\x1b[" not in on_a_terminal(NO_COLOR="1")
+
+
+def test_the_state_of_the_deepspeed_hook_has_documented_fields() -> None:
+    done = run("deepspeed", "status", "--json")
+    state = json.loads(done.stdout)
+    assert next(iter(state.items())) == ("schema", "forebay.deepspeed/1")
+    docs = DOCS.read_text(encoding="utf-8")
+    for key in state:
+        assert f"`{key}`" in docs
+
+
+def test_an_environment_that_cannot_be_changed_is_an_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forebay.deepspeed import hook
+
+    assert hook.run("enable", json=True, site=tmp_path / "none") == 3
+    shown = capsys.readouterr()
+    failure = json.loads(shown.out)
+    assert (failure["schema"], failure["exit"]) == ("forebay.error/1", 3)
+    assert failure["message"] in shown.err

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod kernel_files;
 mod lossy;
 pub mod report;
 mod size;

@@ -62,14 +62,3 @@ impl Facts {
         }
     }
 }
-
-/// The text of a small file without the blanks around it.
-pub(super) fn text(path: impl AsRef<Path>) -> Option<String> {
-    let text = std::fs::read(path).ok()?;
-    Some(String::from_utf8_lossy(&text).trim().to_owned()).filter(|text| !text.is_empty())
-}
-
-/// The number in a small file.
-pub(super) fn number(path: impl AsRef<Path>) -> Option<u64> {
-    text(path)?.parse().ok()
-}

@@ -7,21 +7,18 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::facts::text;
 use super::{Finding, Level, PythonFacts};
+use crate::kernel_files::{entries, text};
 use crate::lossy;
 use crate::topology::PcieFunction;
 
-/// Where distributions, CUDA and container runtimes put libraries.
+/// Where distributions and container runtimes put libraries.
 const LIBRARY_FOLDERS: &[&str] = &[
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
     "usr/lib",
     "lib64",
-    "usr/local/cuda/lib64",
-    "usr/local/cuda/targets/x86_64-linux/lib",
-    "usr/local/cuda/targets/sbsa-linux/lib",
     "usr/local/nvidia/lib64",
     "usr/lib/wsl/lib",
     "run/opengl-driver/lib",
@@ -90,9 +87,6 @@ fn driver_version(text: &str) -> Option<String> {
 }
 
 fn gpus(root: &Path, driver: &Path) -> Vec<Gpu> {
-    let Ok(listing) = std::fs::read_dir(driver.join("gpus")) else { return Vec::new() };
-    let mut folders: Vec<PathBuf> = listing.flatten().map(|entry| entry.path()).collect();
-    folders.sort();
     let read = |folder: PathBuf| {
         let information = text(folder.join("information"))?;
         let model = information.lines().find_map(|line| line.strip_prefix("Model:"))?;
@@ -101,17 +95,32 @@ fn gpus(root: &Path, driver: &Path) -> Vec<Gpu> {
         let function = device.as_deref().and_then(PcieFunction::above);
         Some(Gpu { model: model.trim().to_owned(), function })
     };
-    folders.into_iter().filter_map(read).collect()
+    entries(driver.join("gpus")).into_iter().filter_map(read).collect()
 }
 
 /// Finds a library where the dynamic linker would, or where packages put it.
 fn library(root: &Path, first: &[PathBuf], packaged: &[PathBuf], name: &str) -> Option<PathBuf> {
     let usual = LIBRARY_FOLDERS.iter().map(|folder| root.join(folder));
-    let folders = first.iter().cloned().chain(usual);
+    let folders = first.iter().cloned().chain(usual).chain(cuda_folders(root));
     let found = folders.map(|folder| folder.join(name)).find(|path| path.exists());
     found.or_else(|| cached(root, name)).or_else(|| {
         packaged.iter().find(|path| path.file_name().is_some_and(|file| file == name)).cloned()
     })
+}
+
+/// The folders of libraries of each CUDA toolkit: `usr/local/cuda`, or `usr/local/cuda-13.0`, …
+fn cuda_folders(root: &Path) -> Vec<PathBuf> {
+    let is_toolkit = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"))
+    };
+    let toolkits = entries(root.join("usr/local")).into_iter().filter(is_toolkit);
+    toolkits
+        .flat_map(|toolkit| {
+            let targets = entries(toolkit.join("targets")).into_iter();
+            let libraries = targets.map(|target| target.join("lib"));
+            std::iter::once(toolkit.join("lib64")).chain(libraries).collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// Finds a library in the linker's cache, whose names end in a zero byte each.
@@ -303,5 +312,14 @@ mod tests {
         let mine = root.path().join("mine");
         let facts = gather(root.path(), std::slice::from_ref(&mine), &[]);
         assert_eq!(facts.libcuda, Some(mine.join(CUDA)));
+    }
+
+    #[test]
+    fn a_toolkit_of_any_version_has_its_libraries_found() {
+        let root = tempfile::tempdir().unwrap();
+        let library = "usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.0";
+        write(root.path(), library, b"");
+        let facts = gather(root.path(), &[], &[]);
+        assert_eq!(facts.libcufile, Some(root.path().join(library)));
     }
 }

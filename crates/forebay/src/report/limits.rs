@@ -5,9 +5,9 @@ use std::path::Path;
 use forebay_io::Options;
 use serde::Serialize;
 
-use super::facts::{number, text};
 use super::{EngineFacts, Finding, Level};
 use crate::ByteSize;
+use crate::kernel_files::{number, text};
 
 /// Staging blocks of a few handles and some tensors: with less, most memory stays unlocked.
 const MEMLOCK_BYTES_MIN: u64 = 64 << 20;

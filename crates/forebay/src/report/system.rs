@@ -6,9 +6,9 @@ use forebay_io::EngineProbe;
 use forebay_io::memory::limits::available_bytes;
 use serde::Serialize;
 
-use super::facts::text;
 use super::{Finding, Level};
 use crate::ByteSize;
+use crate::kernel_files::text;
 
 /// First Linux whose io_uring has all that the engine uses (`IORING_FEAT_EXT_ARG`).
 const KERNEL_FOR_URING: (u32, u32) = (5, 11);

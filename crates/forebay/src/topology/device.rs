@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::drive::Drive;
 use super::mount::Mount;
 use super::queue::Queue;
-use super::sysfs::{entries, name_of, number, text};
 use super::{locate_at_depth, strip_root};
+use crate::kernel_files::{entries, name_of, number, text};
 use crate::lossy;
 
 /// Bytes of what sysfs counts as a sector, whatever the drive's are.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::pcie::PcieFunction;
-use super::sysfs::{entries, link_name, name_of, number, text};
+use crate::kernel_files::{entries, link_name, name_of, number, text};
 
 /// A drive, or what a virtual machine sees of one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

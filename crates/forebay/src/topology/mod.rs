@@ -16,7 +16,6 @@ mod identity;
 mod mount;
 mod pcie;
 mod queue;
-mod sysfs;
 #[cfg(test)]
 mod tests;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::sysfs::{link_name, name_of, number, text};
+use crate::kernel_files::{link_name, name_of, number, text};
 
 /// A link between two ends, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

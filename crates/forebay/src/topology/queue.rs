@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::sysfs::{flag, number, text};
+use crate::kernel_files::{flag, number, text};
 
 /// Settings of a queue; `None` is what this kernel doesn't say.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
