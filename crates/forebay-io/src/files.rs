@@ -13,7 +13,7 @@
 //! - Opening a file changes nothing in it.
 //! - A whole-file store leaves exactly the new size; when it fails halfway, the file is empty
 //!   whatever its name is by then, so that it can't be taken for a whole one. Whether a file that a
-//!   store made goes with the store is the [order](crate::order)'s to say.
+//!   store made goes with the store is for the order of stores to say.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;

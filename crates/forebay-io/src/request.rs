@@ -41,7 +41,7 @@ pub struct Request {
     pub priority: Priority,
     /// How far a store goes before it is done; `None` takes the handle's option.
     pub durability: Option<Durability>,
-    /// Kept until the last transfer is through, and then until [`Operation::take_keep`] or the
+    /// Kept until the last transfer is through, and then until [`Operation::take_keep`](crate::Operation::take_keep) or the
     /// last reference to the operation goes.
     pub keep: Option<Box<dyn Any + Send>>,
 }
