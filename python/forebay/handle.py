@@ -83,6 +83,10 @@ class Handle:
 
     Notes
     -----
+    A handle that is given none of ``engine``, ``block_size``, ``queue_depth``,
+    ``intra_op_parallelism``, ``single_submit``, ``sqpoll`` and ``iopoll`` takes, for files on a drive
+    that ``forebay tune`` has measured, what that stored.
+
     Files hold the bytes of arrays and nothing else: dtype and shape aren't stored.
 
     Whole-file stores to one file through one handle take effect in the order of submission. Loads
@@ -143,6 +147,13 @@ class Handle:
         for option, (value, name) in numbers.items():
             if value is not None:
                 options[option] = parse_size(value, name)
+        # What `forebay tune` stored for a drive holds where nothing it finds is given here.
+        chosen = engine != "auto" or single_submit or sqpoll or iopoll
+        options["tuned"] = not chosen and not options.keys() & {
+            "block_size",
+            "queue_depth",
+            "parallelism",
+        }
         if pool is not None:
             if not isinstance(pool, Pool):
                 raise TypeError(f"pool must be a forebay.Pool, not {type(pool).__name__}")

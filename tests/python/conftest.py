@@ -6,8 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the tests not depend on what was stored for this machine's drives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOREBAY_PROFILES", str(tmp_path_factory.mktemp("state") / "profiles.json"))
+        yield
 
 
 @pytest.fixture

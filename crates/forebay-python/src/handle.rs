@@ -1,6 +1,10 @@
 //! Handles: options in, items in, tickets and numbers out.
 
-use forebay_io::{Direction, Durability, Options, Priority};
+use std::ffi::CString;
+use std::sync::Arc;
+
+use forebay::Profiles;
+use forebay_io::{Direction, Durability, Options, Priority, Tunings};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -175,6 +179,8 @@ fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<O
             "throttle_bytes_per_second" => {
                 options.throttle_bytes_per_second = argument(name, &value)?;
             }
+            "tuned" if argument(name, &value)? => options.tunings = stored_tunings(py)?,
+            "tuned" => {}
             "pool" => options.pool = Some(value.cast::<Pool>()?.get().core()),
             other => {
                 let message = format!("a handle has no option {other:?}");
@@ -183,6 +189,20 @@ fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<O
         }
     }
     Ok(options)
+}
+
+/// What drives were found to do best with, if that is stored for any.
+fn stored_tunings(py: Python<'_>) -> PyResult<Option<Arc<dyn Tunings>>> {
+    match py.detach(Profiles::load) {
+        Ok(profiles) if profiles.is_empty() => Ok(None),
+        Ok(profiles) => Ok(Some(Arc::new(profiles))),
+        Err(error) => {
+            let text = CString::new(format!("default options are used: {error}"))?;
+            let category = py.import("forebay.errors")?.getattr("ForebayWarning")?;
+            PyErr::warn(py, &category, &text, 3)?;
+            Ok(None)
+        }
+    }
 }
 
 /// Waits for every operation of this process.

@@ -5,11 +5,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod config;
 mod kernel_files;
 mod lossy;
+mod profile;
 pub mod report;
 mod size;
 pub mod topology;
 
 pub use forebay_io as io;
+pub use profile::{Best, Profile, Profiles};
 pub use size::ByteSize;
