@@ -255,14 +255,20 @@ fn stores_of_all_kinds_some_cancelled_leave_what_the_others_stored() {
     let path = directory.path().join("w.bin");
     let seed = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let mut random = Random::new(seed);
-    let options = Options { block_size: 16 << 10, queue_depth: 4, ..Options::default() };
+    let options = Options {
+        block_size: 16 << 10,
+        queue_depth: 4,
+        throttle_bytes_per_second: Some(128 << 20),
+        ..Options::default()
+    };
     let handle = Handle::new(options).unwrap();
     for round in 0..100u64 {
         let _ = std::fs::remove_file(&path);
-        let mut stores = Vec::new();
+        let mut stores: Vec<(Operation, Option<u64>, Vec<u8>)> = Vec::new();
         let mut slots: Vec<usize> = Vec::new();
         for number in 0..8u64 {
-            let (whole, length, slot) = (random.one_in(2), 1 + random.index(SLOT), random.index(8));
+            let (whole, slot) = (random.one_in(3), random.index(8));
+            let length = 1 + (random.index(SLOT) >> random.index(8));
             // Stores at offsets that are under way together don't overlap.
             if whole {
                 slots.clear();
@@ -275,10 +281,12 @@ fn stores_of_all_kinds_some_cancelled_leave_what_the_others_stored() {
             let length = if whole { length * 8 } else { length };
             let content = pattern(round * 8 + number, length);
             let operation = submit(&handle, &[(&path, offset)], vec![content.clone()]).unwrap();
-            if random.one_in(3) {
-                operation.cancel();
-            }
             stores.push((operation, offset, content));
+            match random.below(3) {
+                0 => stores[random.index(stores.len())].0.cancel(),
+                1 => drop(stores[random.index(stores.len())].0.wait()),
+                _ => {}
+            }
         }
         let mut model = Model::default();
         for (operation, offset, content) in &stores {
