@@ -282,6 +282,11 @@ impl TensorFile {
         self.path.as_deref().is_none_or(|path| same_file(path, self.buffered.as_fd()))
     }
 
+    /// Whether the file has a name at all, so that what is stored in it isn't lost.
+    pub(crate) fn is_named(&self) -> bool {
+        rustix::fs::fstat(&self.buffered).is_ok_and(|status| status.st_nlink > 0)
+    }
+
     /// Its size in bytes now.
     pub(crate) fn current_size(&self) -> u64 {
         if self.regular {

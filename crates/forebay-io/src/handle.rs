@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use rustix::io::Errno;
 
 use crate::config::{DirectMode, Durability, EngineChoice, Options};
 use crate::engine::throttle::ThrottleFactory;
@@ -28,6 +29,10 @@ use crate::stats::{Stats, add};
 use crate::syscalls::cached_bytes;
 use crate::worker::abandon;
 use crate::workers::Workers;
+
+/// Attempts at opening files whose names are taken from them before they are stored to. Another
+/// thread that fails in a loop to store the same name takes about every second one.
+const STALE_ATTEMPTS_MAX: usize = 64;
 
 /// Longest load, in bytes, that is tried in the caller's thread first: above it, waking a worker
 /// costs less than the copy.
@@ -152,10 +157,10 @@ impl Handle {
     ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         check_parts(&request)?;
         check_memory(&request)?;
-        for attempt in 1.. {
+        for attempt in 0..STALE_ATTEMPTS_MAX {
             let (operation, workers) = self.prepare(runtime, &request)?;
             operation.keep(request.keep.take());
-            let entry = runtime.tracker.begin(&operation, attempt == OPEN_ATTEMPTS_MAX);
+            let entry = runtime.tracker.begin(&operation, attempt >= OPEN_ATTEMPTS_MAX);
             match entry {
                 Entry::Go => {
                     workers.scheduler.push(Arc::clone(&operation), operation.block_count());
@@ -171,7 +176,8 @@ impl Handle {
                 }
             }
         }
-        unreachable!("the last attempt returns")
+        let text = "cannot begin to store: a file's name was removed each time it was opened";
+        Err(Error::from_os(Errno::STALE.raw_os_error(), text))
     }
 
     fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<(Arc<Shared>, Arc<Workers>)> {

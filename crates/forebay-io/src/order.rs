@@ -88,19 +88,19 @@ impl Order {
         }
     }
 
-    /// Puts an operation in line for its files, if `take_up` takes it up. With `insist`, whatever
-    /// their names lead to by now.
+    /// Puts an operation in line for its files, if `take_up` takes it up. With `any_name`, as long
+    /// as they have one: there may be file systems on which names and files never compare equal.
     pub(crate) fn enter(
         &self,
         operation: &Arc<Shared>,
-        insist: bool,
+        any_name: bool,
         take_up: impl FnOnce() -> bool,
     ) -> Entry {
         let Some(files) = operation.stored_files() else {
             return if take_up() { Entry::Go } else { Entry::Refused };
         };
         let mut lines = self.lines();
-        if !insist && !operation.is_current() {
+        if !operation.is_current(any_name) {
             return Entry::Stale;
         }
         if !take_up() {

@@ -49,8 +49,8 @@ impl Tracker {
     }
 
     /// Puts an operation in line for its files and takes it up, to be waited for by a close.
-    pub(crate) fn begin(&self, operation: &Arc<Shared>, insist: bool) -> Entry {
-        self.order.enter(operation, insist, || {
+    pub(crate) fn begin(&self, operation: &Arc<Shared>, any_name: bool) -> Entry {
+        self.order.enter(operation, any_name, || {
             let mut books = self.books();
             if !books.closed {
                 books.live.insert(operation.id, Arc::clone(operation));

@@ -424,9 +424,11 @@ impl Shared {
         (self.plan.direction == Direction::Store).then(stored)
     }
 
-    /// Whether the names that were asked for still name the files that were opened.
-    pub(crate) fn is_current(&self) -> bool {
-        lock(&self.progress).files.iter().all(|opened| opened.file.is_current())
+    /// Whether the names that were asked for still name the files that were opened, or, if
+    /// `any_name` will do, something does.
+    pub(crate) fn is_current(&self, any_name: bool) -> bool {
+        let current = |file: &TensorFile| file.is_current() || (any_name && file.is_named());
+        lock(&self.progress).files.iter().all(|opened| current(&opened.file))
     }
 
     /// Closes the files of an operation that never began, removes those that it made, and returns
