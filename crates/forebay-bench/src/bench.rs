@@ -125,7 +125,47 @@ impl Stage<'_> {
         let goal = if self.place.name == "loop" { "≥ 0.6" } else { "≥ 0.85" };
         let terms = Terms { against: "Forebay, pool".to_owned(), goal, cpu_goal: "" };
         compare("ordinary", pool, ordinary, terms);
+        match yardsticks.first() {
+            Some(best) if way == Way::Read => self.streamed(*best, report),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads into as much pool memory as fio takes, again and again as fio does: a few MiB stay in
+    /// the processor's cache, a tensor of the file's size doesn't.
+    fn streamed(&self, yardstick: Setting, report: &mut Report) -> Result<()> {
+        let window = yardstick.memory_bytes().min(self.size());
+        let mut memory = Memory::new(MemoryKind::Pool, usize::try_from(window)?)?;
+        chill(self.path())?;
+        self.subject.run_streamed(self.path(), &mut memory, self.size())?;
+        self.check_last(&memory)?;
+        progress(&format!("{}: read in {} MiB", self.place.name, window >> 20));
+        let results = interleave(self.bench.scope.pairs, 2, |candidate| {
+            chill(self.path())?;
+            match candidate {
+                0 => self.subject.run_streamed(self.path(), &mut memory, self.size()),
+                _ => fio::run(self.path(), Way::Read, yardstick, self.size()),
+            }
+        })?;
+        report.comparisons.push(Comparison {
+            place: self.place.name,
+            what: format!("read, pool of {} MiB", window >> 20),
+            against: format!("fio {yardstick}"),
+            goal: "≥ 0.97",
+            cpu_goal: "",
+            base: results[1].clone(),
+            subject: results[0].clone(),
+        });
         Ok(())
+    }
+
+    /// Checks what a streamed read left in memory: the last piece of the file.
+    fn check_last(&self, memory: &Memory) -> Result<()> {
+        let half = memory.bytes().len() / 2;
+        let last = (usize::try_from(self.size())? - 1) / half;
+        let start = last % 2 * half;
+        let length = usize::try_from(self.size())? - last * half;
+        check_stamps(&memory.bytes()[start..start + length], (last * half) as u64)
     }
 
     /// One run that isn't counted: memory gets registered, staging blocks get made, and the bytes

@@ -50,6 +50,11 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
+    /// Bytes of all of fio's buffers, which it uses again and again.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.block_bytes * self.depth
+    }
+
     /// Engines × {1 MiB, 4 MiB} × depth {8, 32}.
     pub(crate) fn all() -> Vec<Self> {
         let mut settings = Vec::new();

@@ -130,6 +130,33 @@ impl Subject {
         })
     }
 
+    /// Reads the file into a memory that is smaller, half of it at a time: a stream of tensors of
+    /// which two are held.
+    pub(crate) fn run_streamed(
+        &self,
+        path: &Path,
+        memory: &mut Memory,
+        total_bytes: u64,
+    ) -> Result<Figure> {
+        Figure::of(total_bytes, || {
+            let whole = request(path, Way::Read, memory).parts[0];
+            let half = whole.length / 2;
+            let mut before: Option<Operation> = None;
+            let halves = [whole.address, whole.address.wrapping_add(half)];
+            for (offset, address) in (0..total_bytes).step_by(half).zip(halves.iter().cycle()) {
+                let length = half.min(usize::try_from(total_bytes - offset)?);
+                let target = Target::Path(path.into());
+                let request = Request::new(Direction::Load, target, offset, *address, length);
+                let operation = self.submit(request)?;
+                if let Some(before) = before.replace(operation) {
+                    before.wait()?;
+                }
+            }
+            before.map_or(Ok(()), |last| last.wait())?;
+            Ok(())
+        })
+    }
+
     /// Loads many tensors in one call.
     pub(crate) fn run_vectored(
         &self,
