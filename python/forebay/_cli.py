@@ -54,6 +54,11 @@ class _Python:
             except KeyboardInterrupt:
                 return 130
 
+    @staticmethod
+    def command() -> list[str]:
+        """Return the program, and arguments, that start this command again."""
+        return [sys.executable, "-m", "forebay"]
+
 
 @contextlib.contextmanager
 def _interrupts(handler: Any) -> Iterator[None]:

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
-use crate::handle::{Handle, Request};
+use crate::handle::Handle;
 use crate::memory::{ALIGNMENT_DEFAULT, PoolBuffer};
 use crate::operation::Operation;
 use crate::plan::Direction;
+use crate::request::Request;
 use crate::{Target, syscalls};
 
 /// Memory that operations can take with them. See the [module documentation](self).
