@@ -60,7 +60,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "FILE.html")]
     output: Option<PathBuf>,
 
-    /// How fio moves the bytes, as ENGINE:BLOCK:DEPTH [default: the best of four]
+    /// How fio moves the bytes, as ENGINE:BLOCK:DEPTH[:JOBS] [default: the best of four]
     #[arg(long, value_name = "SETTING")]
     fio: Option<String>,
 

@@ -120,7 +120,7 @@ def _compare(names: Sequence[str], layout: Layout, options: dict[str, Any]) -> i
     number = make(layout)
     try:
         with (
-            _Progress(len(names) * (1 + options["rounds"] * len(ways))) as progress,
+            _Progress(len(names) * (3 + options["rounds"] * len(ways))) as progress,
             scratch(directory, "bench") as path,
             crew(names, number, directory) as members,
         ):

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "Turn", "measure"]
 
+_WARM_UP = -1
+"""The round that isn't measured."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -44,6 +47,11 @@ class Result:
     """The most of its file that was in the page cache before a load; None if that isn't known."""
     failure: str | None = None
 
+    def note_cached(self, cached: int | None) -> None:
+        """Take note of what was in the page cache before a load."""
+        known = self.cached_before_bytes
+        self.cached_before_bytes = None if None in {cached, known} else max(known or 0, cached or 0)
+
 
 def measure(
     pairs: Sequence[tuple[Member, Result]],
@@ -54,9 +62,10 @@ def measure(
 ) -> None:
     """Have each subject store and load in each round, and drop those that can't go on.
 
-    Who is first changes: a drive slows down and recovers.
+    Who is first changes: a drive slows down and recovers. The round before the first one isn't
+    measured: libraries get ready when they are first used. In it, every byte is compared.
     """
-    for number in range(rounds):
+    for number in range(_WARM_UP, rounds):
         start = number % len(pairs)
         for member, result in [*pairs[start:], *pairs[:start]]:
             if result.failure is None:
@@ -76,31 +85,26 @@ def _turn(
     ways: Sequence[str],
     progress: Callable[[str], None],
 ) -> None:
-    stores = SUBJECTS[member.name].stores
-    path = os.path.join(directory, member.name if stores else "model.safetensors")
+    kind = SUBJECTS[member.name]
+    path = os.path.join(directory, member.name if kind.stores else "model.safetensors")
+    is_warm_up = number == _WARM_UP
     # What isn't to be measured is stored once, to be loaded in all rounds.
-    if stores and ("store" in ways or number == 0):
+    if kind.stores and ("store" in ways or is_warm_up):
         progress(f"{member.name}: store")
         took = member.do(do="store", path=path)
-        if "store" in ways:
+        if not is_warm_up:
             result.store.append(_turn_of(number, took))
-    if "load" in ways:
+    if "load" in ways or is_warm_up:
         cached = make_cold(path)
-        known = result.cached_before_bytes
-        result.cached_before_bytes = None if cached is None or known is None else max(known, cached)
         progress(f"{member.name}: load")
-        took = member.do(do="load", path=path, compare=not result.checked)
-        result.load.append(_turn_of(number, took))
+        took = member.do(do="load", path=path, compare=is_warm_up)
         if took.get("differs"):
             raise Lost(f"tensor {took['differs']!r} came back with different bytes")
-        result.checked = SUBJECTS[member.name].checked
-    elif stores and not result.checked:
-        # Every byte is compared once, measured or not.
-        took = member.do(do="load", path=path, compare=True)
-        if took.get("differs"):
-            raise Lost(f"tensor {took['differs']!r} came back with different bytes")
-        result.checked = SUBJECTS[member.name].checked
-    if stores and "store" in ways:
+        result.checked = kind.checked
+        if not is_warm_up:
+            result.load.append(_turn_of(number, took))
+            result.note_cached(cached)
+    if kind.stores and "store" in ways:
         _remove(path)
 
 

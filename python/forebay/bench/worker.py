@@ -60,6 +60,9 @@ class _Work:
         size = sum(tensor.data.nbytes for tensor in shared.tensors)
         with _Memory(size) as memory:
             subject.fill()
+            # What it has copied is its one copy.
+            shared.let_go()
+            memory.reset()
             _, took = _timed(lambda: subject.store(step["path"]))
         self._let_go()
         return {**took, "extra_bytes": memory.extra_bytes}
@@ -103,11 +106,16 @@ class _Memory:
 
     def __enter__(self) -> _Memory:  # noqa: PYI034 (typing.Self is in 3.11)
         self._before: int | None = None
+        self.reset()
+        return self
+
+    def reset(self) -> None:
+        """Forget the most so far."""
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
             file.write("5")
             file.flush()
-            self._before = _status("VmRSS")
-        return self
+            if self._before is None:
+                self._before = _status("VmRSS")
 
     def __exit__(self, *_: object) -> None:
         peak = _status("VmHWM")

@@ -31,36 +31,43 @@ class Setting:
     engine: str
     block_bytes: int
     depth: int
+    jobs: int
 
     def __str__(self) -> str:
-        return f"{self.engine}, {self.block_bytes >> 10} KiB × {self.depth}"
+        text = f"{self.engine}, {self.block_bytes >> 10} KiB × {self.depth}"
+        return f"{text} in {self.jobs} jobs" if self.jobs > 1 else text
 
 
 _CHOICES = [
-    Setting(engine, block, depth)
-    for engine in ("io_uring", "libaio")
-    for block, depth in ((1 << 20, 32), (4 << 20, 8))
+    Setting("io_uring", 1 << 20, 32, 1),
+    Setting("io_uring", 2 << 20, 32, 2),
+    Setting("libaio", 1 << 20, 32, 1),
+    Setting("libaio", 2 << 20, 32, 2),
 ]
 
 
 def parse_setting(text: str) -> Setting:
-    """Return the setting that ``ENGINE:BLOCK:DEPTH`` means."""
+    """Return the setting that ``ENGINE:BLOCK:DEPTH``, and perhaps ``:JOBS``, means."""
     try:
-        engine, block, depth = text.split(":")
+        engine, block, depth, jobs = [*text.split(":"), "1"][:4]
+        if text.count(":") > 3:
+            raise ValueError(text)
         number = block.rstrip("KMGkmg")
         size = int(number) * _UNITS[block[len(number) :].upper()]
-        setting = Setting(engine, size, int(depth))
+        setting = Setting(engine, size, int(depth), int(jobs))
     except (ValueError, KeyError) as error:
         message = f"--fio {text!r} is not of the form ENGINE:BLOCK:DEPTH, such as io_uring:1M:32"
         raise Problem(message, EXIT_USAGE) from error
-    if not engine or size < 1 or size % 512 or setting.depth < 1:
-        message = f"--fio {text!r}: blocks are multiples of 512 bytes, the depth is at least 1"
+    if not engine or size < 1 or size % 512 or min(setting.depth, setting.jobs) < 1:
+        message = (
+            f"--fio {text!r}: blocks are multiples of 512 bytes, depth and jobs are at least 1"
+        )
         raise Problem(message, EXIT_USAGE)
     return setting
 
 
 class Fio(Subject):
-    """One job on one file, by the best of a few settings for each way, or by the one given."""
+    """One file, by the best of a few settings for each way, or by the one given."""
 
     name = "fio"
     title = "fio"
@@ -123,13 +130,19 @@ class Fio(Subject):
 
     @staticmethod
     def _run(way: str, path: str, setting: Setting, size: int) -> Timing:
-        block = min(setting.block_bytes, size)
+        # Jobs have a stripe of the file each.
+        stripe = -(-size // setting.jobs // _SECTOR_BYTES) * _SECTOR_BYTES
+        block = min(setting.block_bytes, stripe)
+        # Registered once, as Forebay's are.
+        extra = ["--fixedbufs=1"] if setting.engine == "io_uring" else []
         # fio reads a colon in a file name as a separator; it takes a backslash before it.
         name = path.replace(":", "\\:")
         command = [
             "fio", "--name=bench", "--output-format=json", "--direct=1", "--thread",
-            "--scramble_buffers=0", f"--filename={name}", f"--rw={way}", f"--bs={block}",
-            f"--ioengine={setting.engine}", f"--iodepth={setting.depth}", f"--size={size}",
+            "--scramble_buffers=0", "--group_reporting", f"--filename={name}", f"--rw={way}",
+            f"--bs={block}", f"--ioengine={setting.engine}", f"--iodepth={setting.depth}",
+            f"--numjobs={setting.jobs}", f"--size={stripe}", f"--offset_increment={stripe}",
+            *extra,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ __all__ = ["DeepNvme", "Kvikio"]
 _BLOCK_BYTES = 1 << 20
 _QUEUE_DEPTH = 32
 _PARALLELISM = 2
+_OPERATORS = ("pin_memory", "async_io")
+"""The second takes symbols of the first."""
 
 
 class DeepNvme(Subject):
@@ -83,24 +86,31 @@ class DeepNvme(Subject):
         return pieces_of(self._block.numpy(), self._tensors)
 
 
-def _compiled() -> str | None:
-    """Return the operators that an earlier use has compiled, or None."""
+def _compiled() -> list[str] | None:
+    """Return the operators that an earlier use has compiled, in the order to load, or None."""
     from torch.utils.cpp_extension import _get_build_directory
 
-    path = os.path.join(_get_build_directory("async_io", verbose=False), "async_io.so")
-    return path if os.path.exists(path) else None
+    paths = []
+    for name in _OPERATORS:
+        path = os.path.join(_get_build_directory(name, verbose=False), f"{name}.so")
+        if os.path.exists(path):
+            paths.append(path)
+    return paths if len(paths) == len(_OPERATORS) else None
 
 
 def _operators() -> Any:
     import torch  # noqa: F401 (the operators take its symbols)
 
-    path = _compiled()
-    if path is None:
+    paths = _compiled()
+    if paths is None:
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
         return AsyncIOBuilder().load(verbose=False)
     # DeepSpeed's own way compiles again where it thinks that something has changed.
-    spec = importlib.util.spec_from_file_location("async_io", path)
+    *needed, path = paths
+    for library in needed:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    spec = importlib.util.spec_from_file_location(_OPERATORS[-1], path)
     if spec is None or spec.loader is None:
         message = f"{path} isn't a module"
         raise ImportError(message)

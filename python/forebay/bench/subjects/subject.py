@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,13 @@ class Subject:
     @classmethod
     def unavailable(cls, settings: Settings) -> str | None:  # noqa: ARG003 (for those that need it)
         """Return why it can't be compared here, or None."""
-        return missing(cls.package) if cls.package else None
+        if cls.package is None:
+            return None
+        reason = missing(cls.package)
+        if reason is None:
+            # What it needs may be missing: the error says so.
+            import_module(cls.package.replace("-", "_"))
+        return reason
 
     def version(self) -> str | None:
         """Return its version, where it has one."""
@@ -93,10 +100,10 @@ class Subject:
         """Let go of memory between two turns."""
 
 
-def missing(package: str, module: str | None = None) -> str | None:
+def missing(package: str) -> str | None:
     """Return how to get a package that isn't installed, or None."""
     try:
-        found = find_spec(module or package.replace("-", "_")) is not None
+        found = find_spec(package.replace("-", "_")) is not None
     except (ImportError, ValueError):
         found = False
     return None if found else f"not installed (pip install {package})"
