@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMMAND = [sys.executable, "-m", "forebay", "bench"]
 PLAIN = ("--only", "forebay,forebay-ordinary,python,numpy")
+LONG = ("--rounds", "100000")
 SMALL = ("--size", "100003", "--tensor-size", "7,4097,1001", "--rounds", "2")
 
 
@@ -48,7 +49,7 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start a long run, and return it once it has stored something."""
     before = set(directory.glob("forebay-bench-*"))
     child = subprocess.Popen(
-        [*COMMAND, "--dir", str(directory), "--size", "1M", "--rounds", "100000", *arguments],
+        [*COMMAND, "--dir", str(directory), "--size", "1M", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -152,7 +153,7 @@ def test_a_subject_whose_process_is_killed_is_named_and_the_others_go_on(tmp_pat
 def test_a_signal_leaves_neither_files_nor_processes(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    child = start(tmp_path, *PLAIN)
+    child = start(tmp_path, *PLAIN, *LONG)
     mine = worker_of(child, "numpy")
     child.send_signal(number)
     output, errors = child.communicate(timeout=60)
@@ -162,9 +163,9 @@ def test_a_signal_leaves_neither_files_nor_processes(
 
 
 def test_two_at_once_leave_each_other_alone_and_a_dead_ones_files_go(tmp_path: Path) -> None:
-    killed = start(tmp_path, *PLAIN)
+    killed = start(tmp_path, *PLAIN, *LONG)
     (dead,) = tmp_path.glob("forebay-bench-*")
-    live = start(tmp_path, *PLAIN)
+    live = start(tmp_path, *PLAIN, *LONG)
     (owned,) = set(tmp_path.glob("forebay-bench-*")) - {dead}
     try:
         killed.kill()
@@ -343,7 +344,7 @@ def test_a_process_that_cannot_be_spoken_to_is_lost_with_its_last_words(tmp_path
     number = os.memfd_create("nothing")
     member = Member("no-such-subject", number, str(tmp_path))
     try:
-        with pytest.raises(Lost, match="ended with code 1: .*KeyError"):
+        with pytest.raises(Lost, match=r"ended with code 1: .*KeyError"):
             member.do(do="setup")
     finally:
         member.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COMMAND = [sys.executable, "-m", "forebay", "io"]
+LONG = ("--io-size", "1M", "--loops", "1000000")
 
 
 def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -44,7 +46,7 @@ def start(directory: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path
     """Start a long run, and return it with its scratch directory once a loop is under way."""
     before = set(directory.glob("forebay-io-*"))
     child = subprocess.Popen(
-        [*COMMAND, "--dir", str(directory), "--io-size", "1M", "--loops", "1000000", *arguments],
+        [*COMMAND, "--dir", str(directory), *(arguments or LONG)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -128,16 +130,19 @@ def test_the_text_has_what_a_person_looks_for(tmp_path: Path) -> None:
 
 
 def test_a_byte_that_is_flipped_meanwhile_is_found(tmp_path: Path) -> None:
-    child, scratch = start(tmp_path, "--read", "--validate", "--loops", "40")
+    child, scratch = start(tmp_path, "--read", "--validate", "--io-size", "1M", "--loops", "1000")
     path = scratch / "file-0-0"
-    while child.poll() is None and not (path.exists() and path.stat().st_size == 1 << 20):
+    while path.stat().st_size < 1 << 20:
         time.sleep(0.01)
-    time.sleep(0.3)
+    # Its process ends the loop under way, and waits to be told of the next.
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
     number = os.open(path, os.O_RDWR)
     byte = os.pread(number, 1, 70_001)
     os.pwrite(number, bytes([byte[0] ^ 4]), 70_001)
     os.fsync(number)
     os.close(number)
+    child.send_signal(signal.SIGCONT)
     output, errors = child.communicate(timeout=100)
     assert (child.returncode, errors) == (1, "")
     assert "at offset 70001" in output
@@ -174,7 +179,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_a_live_ones_is_not(
 
 
 def test_a_killed_process_is_named(tmp_path: Path) -> None:
-    child, _ = start(tmp_path, "--processes", "2")
+    child, _ = start(tmp_path, *LONG, "--processes", "2")
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     assert len(children) == 2
     os.kill(int(children[1]), signal.SIGKILL)
@@ -229,18 +234,24 @@ def few_descriptors() -> None:
 
 
 def test_a_drive_that_fills_up_on_the_way_is_said_to_be_full(small_ext4: Path) -> None:
-    child, _ = start(small_ext4)
-    try:
-        with (small_ext4 / "filler").open("wb") as file, pytest.raises(OSError, match="No space"):
-            while True:
-                os.write(file.fileno(), bytes(1 << 16))
-        # The loops overwrite what is there; a second run has to grow its file.
-        done = run("--dir", small_ext4, "--io-size", "1", "--request-size", "1", "--loops", "1")
-    finally:
-        child.terminate()
-        child.communicate(timeout=60)
-    assert done.returncode == 3
-    assert "needed" in done.stderr or "is full" in done.stderr
+    # Each loop has a file of its own: there is room for all of them until the filler comes.
+    child, scratch = start(
+        small_ext4, "--io-size", "1K", "--loops", "3000", "--different-file-each-iteration"
+    )
+    with (small_ext4 / "filler").open("wb", buffering=0) as file:
+        fill(file)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 3
+    assert "the drive is full" in errors
+    assert str(scratch) in errors
+    assert set(os.listdir(small_ext4)) == {"filler", "lost+found"}
+
+
+def fill(file: Any) -> None:
+    for size in (1 << 16, 1 << 10):
+        with contextlib.suppress(OSError):
+            while file.write(bytes(size)):
+                pass
 
 
 def test_a_read_only_directory_is_said_to_be_so(small_ext4: Path) -> None:
