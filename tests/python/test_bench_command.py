@@ -55,7 +55,7 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
     )
     for _ in range(6000):
-        if {path.parent for path in directory.glob("forebay-bench-*/*")} - before:
+        if {path.parent for path in directory.glob("forebay-bench-*/[!.]*")} - before:
             return child
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
