@@ -54,6 +54,11 @@ class _Python:
             except KeyboardInterrupt:
                 return 130
 
+    @staticmethod
+    def command() -> list[str]:
+        """Return the program, and arguments, that start this command again."""
+        return [sys.executable, "-m", "forebay"]
+
 
 @contextlib.contextmanager
 def _interrupts(handler: Any) -> Iterator[None]:
@@ -72,18 +77,25 @@ def _interrupts(handler: Any) -> Iterator[None]:
 
 def _quickstart(options: dict[str, Any]) -> int:
     from forebay.quickstart import run
-    from forebay.quickstart.output import discard
-    from forebay.quickstart.scratch import Ended, ending
+
+    given = (options[name] for name in ("files", "dir", "size", "repeats"))
+    return _ending_well(lambda: run(*given, json=options["json"]))
+
+
+def _bench(options: dict[str, Any]) -> int:
+    from forebay.bench.main import run
+
+    return _ending_well(lambda: run(options))
+
+
+def _ending_well(work: Callable[[], int]) -> int:
+    """Clean up behind work that a signal ends, and take a reader that goes away in silence."""
+    from forebay.bench.output import discard
+    from forebay.bench.scratch import Ended, ending
 
     try:
         with ending():
-            return run(
-                options["files"],
-                options["dir"],
-                options["size"],
-                options["repeats"],
-                json=options["json"],
-            )
+            return work()
     except Ended as ended:
         return ended.code
     except BrokenPipeError:
@@ -99,6 +111,7 @@ def _deepspeed(options: dict[str, Any]) -> int:
 
 
 _SUBCOMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
-    "quickstart": _quickstart,
+    "bench": _bench,
     "deepspeed": _deepspeed,
+    "quickstart": _quickstart,
 }

@@ -168,7 +168,7 @@ def test_a_drive_without_room_says_how_much_is_needed(
 def test_a_drive_that_fills_up_on_the_way_is_said_to_be_full(
     small_ext4: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("forebay.quickstart.main._check_space", lambda *_: None)
+    monkeypatch.setattr("forebay.quickstart.main.check_space", lambda *_: None)
     arguments = ["quickstart", "--dir", str(small_ext4), "--size", "20M", "--repeats", "1"]
     assert main(arguments) == 3
     assert "is full" in capsys.readouterr().err
@@ -185,10 +185,10 @@ def test_a_read_only_directory_is_said_to_be_so(
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
-    from forebay.quickstart.problem import Problem
+    from forebay.bench.problem import Problem
 
     class Broken:
-        name = "broken"
+        title = "broken"
 
         def store(self, path: str) -> None:
             Path(path).write_bytes(data[0].data.tobytes())

@@ -73,6 +73,12 @@ pub(crate) enum Subcommand {
     /// Have DeepSpeed's swapping use Forebay, or see whether it does
     Deepspeed(deepspeed::Options),
 
+    /// Compare Forebay with what else is installed: storing and loading tensors, in turns
+    Bench(crate::bench::Bench),
+
+    /// Measure one workload: bandwidth over time, latencies, processor time
+    Io(Box<crate::io::Io>),
+
     /// Print the completions of a shell
     #[command(after_help = "Examples:\n  \
         forebay completions bash > ~/.local/share/bash-completion/completions/forebay\n  \

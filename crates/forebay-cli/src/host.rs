@@ -1,5 +1,7 @@
 //! What the command is started from, and what it can ask there.
 
+use std::ffi::OsString;
+
 use serde_json::Value;
 
 use crate::exit::Failure;
@@ -20,6 +22,13 @@ pub trait Host {
     ///
     /// Python's, or that there is none.
     fn call(&self, subcommand: &str, options: &Value) -> anyhow::Result<u8>;
+
+    /// The program, and arguments, that start this command again.
+    ///
+    /// # Errors
+    ///
+    /// Python's, or that the program can't be found.
+    fn command(&self) -> anyhow::Result<Vec<OsString>>;
 }
 
 /// A host without Python.
@@ -34,5 +43,9 @@ impl Host for NoPython {
     fn call(&self, subcommand: &str, _: &Value) -> anyhow::Result<u8> {
         let text = format!("{subcommand} needs Python: pip install forebay, and use its command");
         Err(Failure::environment(text).into())
+    }
+
+    fn command(&self) -> anyhow::Result<Vec<OsString>> {
+        Ok(vec![std::env::current_exe()?.into_os_string()])
     }
 }

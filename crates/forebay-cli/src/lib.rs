@@ -13,13 +13,16 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod config;
 mod deepspeed;
 mod exit;
 mod host;
+mod io;
 mod output;
 mod pages;
 mod report;
+mod signals;
 
 use std::ffi::OsString;
 
@@ -47,6 +50,8 @@ fn carry_out(subcommand: Subcommand, host: &dyn Host, output: &Output) -> anyhow
         Subcommand::Report(options) => report::run(&options, host, output),
         Subcommand::Quickstart(options) => host.call("quickstart", &output.with_form(&options)?),
         Subcommand::Deepspeed(options) => deepspeed::run(&options, host, output),
+        Subcommand::Bench(options) => bench::run(&options, host, output),
+        Subcommand::Io(options) => io::run(&options, host, output),
         Subcommand::Completions { shell } => pages::completions(shell, output),
         Subcommand::Man { dir } => pages::man(dir.as_deref(), output),
     }

@@ -115,8 +115,22 @@ impl Output {
 }
 
 /// Signs of the command's own, and what stands for them in ASCII. Names of files stay as they are.
-const ASCII_SIGNS: [(char, &str); 5] =
-    [('✓', "+"), ('·', "-"), ('✗', "x"), ('×', "x"), ('…', "...")];
+const ASCII_SIGNS: [(char, &str); 14] = [
+    ('✓', "+"),
+    ('·', "-"),
+    ('✗', "x"),
+    ('×', "x"),
+    ('…', "..."),
+    ('µ', "u"),
+    ('▁', "_"),
+    ('▂', "."),
+    ('▃', ","),
+    ('▄', "-"),
+    ('▅', "="),
+    ('▆', "+"),
+    ('▇', "*"),
+    ('█', "#"),
+];
 
 fn in_ascii(text: &str) -> String {
     ASCII_SIGNS.iter().fold(text.to_owned(), |text, (sign, ascii)| text.replace(*sign, ascii))

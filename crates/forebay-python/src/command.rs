@@ -10,8 +10,8 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use serde_json::Value;
 
-/// Runs the command; `host` has `facts() -> str` and `call(subcommand, options) -> int`, in which
-/// facts and options are JSON.
+/// Runs the command; `host` has `facts() -> str`, `call(subcommand, options) -> int`, in which facts
+/// and options are JSON, and `command() -> list[str]`.
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, host: Py<PyAny>) -> u8 {
     py.detach(move || forebay_cli::run(arguments, &PythonHost(host)))
@@ -34,5 +34,9 @@ impl Host for PythonHost {
             }
             Err(error) => Err(error.into()),
         })
+    }
+
+    fn command(&self) -> anyhow::Result<Vec<OsString>> {
+        Python::attach(|py| Ok(self.0.call_method0(py, "command")?.extract(py)?))
     }
 }

@@ -38,5 +38,5 @@ mod _forebay {
     #[pymodule_export]
     use super::pool::{PinnedBuffer, Pool};
     #[pymodule_export]
-    use super::probe::{file_facts, probe_engines};
+    use super::probe::{cached_bytes, drop_cached, file_facts, probe_engines};
 }

@@ -26,3 +26,15 @@ pub(crate) fn file_facts(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, Py
     answer.set_item("size", facts.size)?;
     Ok(answer)
 }
+
+/// Bytes of a file that are in the page cache; `None` where the kernel can't tell.
+#[pyfunction]
+pub(crate) fn cached_bytes(py: Python<'_>, path: PathBuf) -> PyResult<Option<u64>> {
+    py.detach(move || forebay_io::usage::cached_bytes(&path)).or_raise(py)
+}
+
+/// Has a file on the drive, and asks the kernel to drop it from the page cache.
+#[pyfunction]
+pub(crate) fn drop_cached(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    py.detach(move || forebay_io::usage::drop_cached(&path)).or_raise(py)
+}

@@ -12,6 +12,7 @@ mod profile;
 pub mod report;
 mod size;
 pub mod topology;
+pub mod workload;
 
 pub use forebay_io as io;
 pub use profile::{Best, Profile, Profiles};

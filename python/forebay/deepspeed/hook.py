@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from forebay.quickstart.output import discard
+from forebay.bench.output import discard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

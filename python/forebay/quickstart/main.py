@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from typing import TYPE_CHECKING
 
 from forebay import _forebay
+from forebay.bench.output import complain, fitting, say, say_object
+from forebay.bench.place import check_directory, check_memory, check_space
+from forebay.bench.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
+from forebay.bench.scratch import remove_stale, scratch
 from forebay.errors import ForebayError
 from forebay.quickstart.measure import measure
-from forebay.quickstart.output import complain, fitting, say, say_object
-from forebay.quickstart.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
 from forebay.quickstart.report import bars, figures, table
-from forebay.quickstart.scratch import remove_stale, scratch
 from forebay.quickstart.tensors import default_tensors, file_tensors
 from forebay.quickstart.ways import ways
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _CHART = "forebay-quickstart.svg"
 _PROGRESS_WIDTH = 30
 _STEPS = 3
@@ -40,14 +39,14 @@ def run(
 ) -> int:
     """Run the quickstart; return the exit code. With `json`, print one object and no text."""
     try:
-        _check_directory(directory)
-        remove_stale(directory)
+        check_directory(directory)
+        remove_stale(directory, "quickstart")
         _check_chart(directory)
-        _check_memory(_payload(files, size))
+        check_memory(_payload(files, size), _COPIES)
         tensors = file_tensors(files) if files else default_tensors(size)
         if not any(tensor.data.nbytes for tensor in tensors):
             raise Problem("there is nothing to store: no tensor has any bytes", EXIT_USAGE)
-        _check_space(directory, sum(tensor.data.nbytes for tensor in tensors))
+        check_space(directory, sum(tensor.data.nbytes for tensor in tensors))
         _compare_ways(tensors, directory, repeats, json=json)
     except Problem as problem:
         return _give_up(problem, json=json)
@@ -78,7 +77,7 @@ def _compare_ways(tensors: Sequence[Tensor], directory: str, repeats: int, *, js
             f"{len(tensors)} tensors, {size / 1e9:.2f} GB, {repeats} times each way, in {directory}"
         )
     with forebay.handle, _Progress(len(all_ways) * repeats * _STEPS) as progress:
-        with scratch(directory) as path:
+        with scratch(directory, "quickstart") as path:
             results = measure(all_ways, tensors, path, repeats, progress.step)
         progress.close()
         stats = forebay.handle.stats()
@@ -143,20 +142,6 @@ def _how(forebay: Forebay, directory: str) -> str:
     return "\n".join(lines)
 
 
-def _check_directory(directory: str) -> None:
-    if not os.path.isdir(directory):
-        raise Problem(f"{directory} is not a directory; pass another --dir", EXIT_DIRECTORY)
-    kind = _file_system(directory)
-    if kind in _IN_MEMORY:
-        text = f"{directory} is on {kind}, which is memory, not a drive: pass a --dir on a drive"
-        raise Problem(text, EXIT_DIRECTORY)
-    try:
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise explain(error, directory) from error
-
-
 def _check_chart(directory: str) -> None:
     """Refuse a chart that can't be written before anything is measured."""
     chart = os.path.join(directory, _CHART)
@@ -175,43 +160,6 @@ def _check_chart(directory: str) -> None:
 def _no_chart(chart: str, reason: str | None) -> Problem:
     text = f"cannot write the bars to {chart}: {reason}; remove it, or pass another --dir"
     return Problem(text, EXIT_DIRECTORY)
-
-
-def _file_system(directory: str) -> str:
-    """Return the kind of file system that a directory is on."""
-    device = os.stat(directory).st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                mount, _, source = line.partition(" - ")
-                if mount.split(" ", 3)[2] == name:
-                    return source.split(" ", 1)[0]
-    except OSError:
-        pass
-    return "unknown"
-
-
-def _check_space(directory: str, size: int) -> None:
-    status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
-    if free < size + size // 50:
-        text = f"{directory} has {free / 1e9:.2f} GB free, {size / 1e9:.2f} GB are needed"
-        raise Problem(f"{text}: free some space, or pass a smaller --size", EXIT_DIRECTORY)
-
-
-def _check_memory(size: int) -> None:
-    """Refuse what doesn't fit: the tensors, the memory that two ways use again, a third's own."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return
-    if _COPIES * size > available:
-        text = f"{size / 1e9:.2f} GB of tensors take {_COPIES * size / 1e9:.2f} GB of memory"
-        text = f"{text}, {available / 1e9:.2f} GB are available: pass a smaller --size"
-        raise Problem(text, EXIT_DIRECTORY)
 
 
 def _payload(files: Sequence[str], size: int) -> int:

@@ -10,17 +10,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forebay.quickstart.problem import EXIT_FAILED, Problem
+from forebay.bench.problem import EXIT_FAILED, Problem
+from forebay.bench.worker import difference, touched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.quickstart.tensors import Tensor
+    from forebay.bench.tensor import Tensor
     from forebay.quickstart.ways import Way
 
 __all__ = ["Result", "measure"]
-
-_PAGE_BYTES = 4096
 
 
 @dataclass
@@ -60,24 +59,24 @@ def measure(
     progress: Callable[[str], None],
 ) -> list[Result]:
     """Store and load by each way in turn, ``repeats`` times, and compare every byte."""
-    results = [Result(way.name) for way in ways]
+    results = [Result(way.title) for way in ways]
     pairs = list(zip(ways, results, strict=True))
     for turn in range(repeats):
         # Who is first changes: a drive slows down and recovers.
         start = turn % len(pairs)
         for way, result in pairs[start:] + pairs[:start]:
             path = os.path.join(directory, f"tensors-{turn}")
-            progress(f"{way.name}: store")
+            progress(f"{way.title}: store")
             _time(result.store, lambda way=way, path=path: way.store(path))  # type: ignore[misc]
             _make_cold(path)
             way.clear()
-            progress(f"{way.name}: load")
+            progress(f"{way.title}: load")
             loaded = _time(
                 result.load,
-                lambda way=way, path=path: _touched(way.load(path)),  # type: ignore[misc]
+                lambda way=way, path=path: touched(way.load(path)),  # type: ignore[misc]
             )
-            progress(f"{way.name}: compare")
-            _compare(way.name, tensors, loaded)
+            progress(f"{way.title}: compare")
+            _compare(way.title, tensors, loaded)
             del loaded
             os.unlink(path)
     return results
@@ -96,13 +95,6 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _touched(arrays: list[Any]) -> list[Any]:
-    """Touch every page: a way that only maps the file has not loaded it yet."""
-    for array in arrays:
-        array[::_PAGE_BYTES].sum()
-    return arrays
-
-
 def _make_cold(path: str) -> None:
     """Remove a file, all of which is on the drive, from the page cache."""
     with open(path, "rb") as file:
@@ -114,9 +106,7 @@ def _make_cold(path: str) -> None:
 
 
 def _compare(way: str, tensors: Sequence[Tensor], loaded: Sequence[Any]) -> None:
-    import numpy as np
-
-    for tensor, array in zip(tensors, loaded, strict=True):
-        if not np.array_equal(tensor.data, array):
-            text = f"{way}: tensor {tensor.name!r} came back with different bytes"
-            raise Problem(text, EXIT_FAILED)
+    differs = difference(tensors, loaded)
+    if differs is not None:
+        text = f"{way}: tensor {differs!r} came back with different bytes"
+        raise Problem(text, EXIT_FAILED)

@@ -7,16 +7,14 @@ import json
 import math
 import os
 import reprlib
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from forebay.quickstart.problem import EXIT_USAGE, Problem
+from forebay.bench.problem import EXIT_USAGE, Problem
+from forebay.bench.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import numpy as np
 
     _Entry = tuple[str, tuple[int, ...], int, int]
 
@@ -54,16 +52,6 @@ _GPT2_MEDIUM_LAYER = {
     "mlp.c_proj.weight": (4 * _WIDTH, _WIDTH),
     "mlp.c_proj.bias": (_WIDTH,),
 }
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor's name, its type as safetensors calls it, its shape and its bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: np.ndarray[Any, Any]
 
 
 def file_tensors(paths: Sequence[str]) -> list[Tensor]:

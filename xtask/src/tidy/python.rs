@@ -19,8 +19,10 @@ const INTEGRATIONS: &[&str] = &[
 ];
 
 /// Packages whose functions may import frameworks, and why.
-const COMPARISONS: &[(&str, &str)] =
-    &[("python/forebay/quickstart/", "measures frameworks where they are installed")];
+const COMPARISONS: &[(&str, &str)] = &[
+    ("python/forebay/bench/", "measures frameworks where they are installed"),
+    ("python/forebay/quickstart/", "measures frameworks where they are installed"),
+];
 
 /// Checks one Python source.
 pub(super) fn check(source: &Source) -> Vec<Finding> {

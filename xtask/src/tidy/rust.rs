@@ -15,6 +15,7 @@ const UNSAFE_FOLDERS: &[&str] = &[
 /// Other files that may have unsafe code, and why.
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/forebay-io/src/handle.rs", "requests name memory by address"),
+    ("crates/forebay-io/src/owned.rs", "requests name memory by address"),
     ("crates/forebay-io/src/syscalls.rs", "system calls that rustix doesn't wrap"),
     ("crates/forebay-io/src/worker/bindings.rs", "registers memory with an engine"),
     ("crates/forebay-io/src/worker/mod.rs", "hands transfers to an engine, copies staged blocks"),

@@ -18,6 +18,7 @@ pub mod aio;
 pub mod record;
 pub mod threads;
 pub mod throttle;
+pub mod timed;
 pub mod uring;
 
 mod auto;

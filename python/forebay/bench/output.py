@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from forebay.quickstart.problem import EXIT_FAILED, Problem
+from forebay.bench.problem import EXIT_FAILED, Problem
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -1,4 +1,4 @@
-"""What can keep the quickstart from running, with the exit code of the command."""
+"""What can keep a comparison from running, with the exit code of the command."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The directory that the quickstart stores into, which must not outlive the run.
+"""The directory that a comparison stores into, which must not outlive the run.
 
-Each has a file whose lock the run holds until the directory is gone. A run that was killed held
-its lock no longer, so the next one removes what it left; directories without that file are
-somebody else's.
+Its name tells which command made it, and in it is a file whose lock the run holds until the
+directory is gone. A run that was killed holds its lock no longer, so the next one removes what it
+left; directories without that file are somebody else's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "ending", "remove_stale", "scratch"]
 
-_PREFIX = "forebay-quickstart-"
-_LOCK = ".forebay-quickstart.lock"
 _TRIES = 10
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -60,13 +58,13 @@ def ending() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def scratch(directory: str) -> Iterator[str]:
-    """Make a directory in ``directory``, and remove it at the end."""
+def scratch(directory: str, command: str) -> Iterator[str]:
+    """Make a directory of a command in ``directory``, and remove it at the end."""
     for _ in range(_TRIES):
         with tempfile.TemporaryDirectory(
-            prefix=_PREFIX, dir=directory, ignore_cleanup_errors=True
+            prefix=f"forebay-{command}-", dir=directory, ignore_cleanup_errors=True
         ) as path:
-            lock = _take_new_lock(path)
+            lock = _take_new_lock(path, command)
             if lock is None:
                 continue
             try:
@@ -79,18 +77,19 @@ def scratch(directory: str) -> Iterator[str]:
     raise FileExistsError(f"other runs keep removing what is made in {directory}")
 
 
-def remove_stale(directory: str) -> None:
-    """Remove the directories that killed runs have left; one that can't be removed stays."""
+def remove_stale(directory: str, command: str) -> None:
+    """Remove what killed runs of a command have left; what can't be removed stays."""
+    prefix = f"forebay-{command}-"
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
+            if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(OSError):
-                _remove_if_stale(entry.path)
+                _remove_if_stale(entry.path, command)
 
 
-def _remove_if_stale(path: str) -> None:
-    lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _remove_if_stale(path: str, command: str) -> None:
+    lock = os.open(_lock_name(path, command), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if os.fstat(lock).st_uid == os.geteuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,9 +98,13 @@ def _remove_if_stale(path: str) -> None:
         os.close(lock)
 
 
-def _take_new_lock(path: str) -> int | None:
+def _lock_name(path: str, command: str) -> str:
+    return os.path.join(path, f".forebay-{command}.lock")
+
+
+def _take_new_lock(path: str, command: str) -> int | None:
     """Return the lock's descriptor, or None if another run has taken the directory for stale."""
-    name = os.path.join(path, _LOCK)
+    name = _lock_name(path, command)
     try:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileNotFoundError:

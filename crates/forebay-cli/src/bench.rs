@@ -1,0 +1,79 @@
+//! Options of `forebay bench`, which is written in Python: what it compares with is found there.
+
+use std::path::PathBuf;
+
+use forebay::ByteSize;
+use serde::Serialize;
+
+use crate::host::Host;
+use crate::output::Output;
+
+const EXAMPLES: &str = "Examples:\n  \
+    forebay bench --dir /nvme --size 4G --output bench.html\n  \
+    forebay bench --only forebay,torch,safetensors --tensor-size 64M,16M,100K --rounds 7\n  \
+    forebay bench --list                                    what is here, and why others aren't";
+
+/// Options of `forebay bench`.
+#[derive(Debug, Serialize, clap::Args)]
+#[command(after_help = EXAMPLES)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches, named by their fields")]
+pub(crate) struct Bench {
+    /// Where to store
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+
+    /// Bytes of all tensors
+    #[arg(long, default_value = "1G")]
+    size: ByteSize,
+
+    /// Bytes of the tensors, taken in turn until all have --size
+    #[arg(
+        long,
+        alias = "tensors",
+        value_name = "BYTES,…",
+        value_delimiter = ',',
+        default_value = "64M,16M,16M,4M,16K"
+    )]
+    tensor_size: Vec<ByteSize>,
+
+    /// Rounds, in each of which everyone has a turn
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    /// Compare these only
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Compare all but these
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with = "only")]
+    skip: Vec<String>,
+
+    /// Measure no loading
+    #[arg(long, conflicts_with = "no_write")]
+    no_read: bool,
+
+    /// Measure no storing
+    #[arg(long)]
+    no_write: bool,
+
+    /// Write a chart to this HTML file
+    #[arg(long, value_name = "FILE.html")]
+    output: Option<PathBuf>,
+
+    /// How fio moves the bytes, as ENGINE:BLOCK:DEPTH[:JOBS] [default: the best of four]
+    #[arg(long, value_name = "SETTING")]
+    fio: Option<String>,
+
+    /// Let DeepNVMe compile its operators where they aren't there yet, which takes minutes
+    #[arg(long)]
+    compile: bool,
+
+    /// Say what can be compared here, and why others can't
+    #[arg(long)]
+    list: bool,
+}
+
+/// Hands the options over to Python.
+pub(crate) fn run(options: &Bench, host: &dyn Host, output: &Output) -> anyhow::Result<u8> {
+    host.call("bench", &output.with_form(options)?)
+}

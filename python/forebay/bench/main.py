@@ -1,0 +1,241 @@
+"""The order of events: look at the directory, make tensors, start processes, measure, show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from forebay.bench.chart import page
+from forebay.bench.crew import Lost, crew
+from forebay.bench.figures import document
+from forebay.bench.measure import Result, measure
+from forebay.bench.output import complain, fitting, say, say_object
+from forebay.bench.payload import Layout, SharedTensors, make, write_safetensors
+from forebay.bench.place import check_directory, check_memory, check_space
+from forebay.bench.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
+from forebay.bench.report import table
+from forebay.bench.scratch import remove_stale, scratch
+from forebay.bench.subjects import SUBJECTS
+from forebay.bench.subjects.fio import parse_setting
+from forebay.errors import ForebayError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.bench.crew import Member
+
+__all__ = ["run"]
+
+_COPIES = 3.5
+"""Copies of all tensors in memory at the most: the shared one, a subject's two, half to spare."""
+_TENSORS_MAX = 1 << 16
+
+
+def run(options: dict[str, Any]) -> int:
+    """Run the subcommand with its options; return the exit code."""
+    directory = options["dir"]
+    try:
+        names = _chosen(options["only"], options["skip"])
+        if options["fio"] is not None:
+            parse_setting(options["fio"])
+        if options["list"]:
+            return _list(names, options)
+        layout = _layout(options)
+        check_directory(directory)
+        remove_stale(directory, "bench")
+        chart = options["output"]
+        if chart is not None:
+            _check_chart(chart)
+        size = sum(layout.sizes)
+        check_memory(size, _COPIES)
+        # One subject's file at a time, and the one that is given to loaders; without stores, all.
+        files = len(names) + 1 if options["no_write"] else 2
+        check_space(directory, files * size)
+        return _compare(names, layout, options)
+    except Problem as problem:
+        return _give_up(problem, json=options["json"])
+    except BrokenPipeError:
+        raise  # whoever read the output has seen enough, which is no fault of the directory
+    except OSError as error:
+        return _give_up(explain(error, directory), json=options["json"])
+    except ForebayError as error:
+        return _give_up(Problem(str(error), EXIT_FAILED), json=options["json"])
+
+
+def _give_up(problem: Problem, *, json: bool) -> int:
+    complain(f"forebay bench: {problem}")
+    if json:
+        # The output may be what failed; the complaint is on standard error already.
+        with contextlib.suppress(Problem):
+            say_object("error", {"message": str(problem), "exit": problem.code})
+    return problem.code
+
+
+def _chosen(only: Sequence[str], skip: Sequence[str]) -> list[str]:
+    unknown = [name for name in (*only, *skip) if name not in SUBJECTS]
+    if unknown:
+        text = f"{unknown[0]!r} is not known; these are: {', '.join(SUBJECTS)}"
+        raise Problem(text, EXIT_USAGE)
+    names = [name for name in SUBJECTS if name not in skip and (not only or name in only)]
+    if not names:
+        raise Problem("there is nothing left to compare: --skip fewer", EXIT_USAGE)
+    return names
+
+
+def _layout(options: dict[str, Any]) -> Layout:
+    size, sizes = options["size"], options["tensor_size"]
+    if size < 1 or not all(one > 0 for one in sizes):
+        raise Problem("--size and each --tensor-size must be at least 1 byte", EXIT_USAGE)
+    count = size // sum(sizes) * len(sizes)
+    if count > _TENSORS_MAX:
+        text = f"these are {count} tensors, {_TENSORS_MAX} are the most: pass larger --tensor-size"
+        raise Problem(text, EXIT_USAGE)
+    return Layout.of(sizes, size)
+
+
+def _check_chart(path: str) -> None:
+    """Refuse a chart that can't be written before anything is measured."""
+    exists = os.path.lexists(path)
+    try:
+        if exists and not os.path.isfile(path):
+            text = f"cannot write {path}: there is something else than a file"
+            raise Problem(text, EXIT_DIRECTORY)
+        with open(path, "ab"):
+            pass
+        if not exists:
+            os.unlink(path)
+    except OSError as error:
+        raise _no_chart(path, error) from error
+
+
+def _no_chart(path: str, error: OSError) -> Problem:
+    return Problem(f"cannot write {path}: {error.strerror}; pass another --output", EXIT_DIRECTORY)
+
+
+def _compare(names: Sequence[str], layout: Layout, options: dict[str, Any]) -> int:
+    directory = options["dir"]
+    ways = [way for way, no in (("store", "no_write"), ("load", "no_read")) if not options[no]]
+    number = make(layout)
+    try:
+        with (
+            _Progress(len(names) * (3 + options["rounds"] * len(ways))) as progress,
+            scratch(directory, "bench") as path,
+            crew(names, number, directory) as members,
+        ):
+            pairs, left_out = _set_up(members, layout, options, path, progress)
+            if not pairs:
+                reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out)
+                raise Problem(f"none of these can be compared here: {reasons}", EXIT_DIRECTORY)
+            if any(not SUBJECTS[member.name].stores for member, _ in pairs):
+                shared = SharedTensors(number, layout)
+                write_safetensors(os.path.join(path, "model.safetensors"), shared.tensors)
+            measure(pairs, path, options["rounds"], ways, progress.step)
+    finally:
+        os.close(number)
+    results = [result for _, result in pairs]
+    return _show(document(results, layout, directory, options, left_out), options)
+
+
+def _set_up(
+    members: Sequence[Member],
+    layout: Layout,
+    options: dict[str, Any],
+    path: str,
+    progress: _Progress,
+) -> tuple[list[tuple[Member, Result]], list[tuple[str, str]]]:
+    """Get the subjects ready, one after the other: some of them measure while they do."""
+    pairs, left_out = [], []
+    for member in members:
+        progress.step(f"{member.name}: set up")
+        result = Result(member.name)
+        try:
+            answer = _look(member, options, layout=vars(layout), directory=path, look=False)
+        except Lost as lost:
+            left_out.append((member.name, str(lost)))
+            continue
+        if answer["unavailable"] is not None:
+            left_out.append((member.name, answer["unavailable"]))
+            continue
+        result.version, result.detail = answer["version"], answer["detail"]
+        if SUBJECTS[member.name].stores or not options["no_read"]:
+            pairs.append((member, result))
+        else:
+            left_out.append((member.name, "it stores nothing, and --no-read measures no loading"))
+    return pairs, left_out
+
+
+def _look(member: Member, options: dict[str, Any], **step: Any) -> dict[str, Any]:
+    return member.do(do="setup", fio=options["fio"], compile=options["compile"], **step)
+
+
+def _list(names: Sequence[str], options: dict[str, Any]) -> int:
+    """Say what can be compared here, and why others can't."""
+    rows = []
+    number = os.memfd_create("forebay-bench")
+    try:
+        with crew(names, number, options["dir"]) as members:
+            for member in members:
+                try:
+                    reason = _look(member, options, look=True)["unavailable"]
+                except Lost as lost:
+                    reason = str(lost)
+                rows.append((member.name, SUBJECTS[member.name].title, reason))
+    finally:
+        os.close(number)
+    if options["json"]:
+        found = [dict(zip(("name", "title", "unavailable"), row, strict=True)) for row in rows]
+        say_object("bench.list", {"subjects": found})
+    else:
+        width = max(len(name) for name, _, _ in rows)
+        for name, title, reason in rows:
+            say(f"{name.ljust(width)}  {reason or f'here ({title})'}")
+    return 0
+
+
+def _show(figures: dict[str, Any], options: dict[str, Any]) -> int:
+    chart = options["output"]
+    if chart is not None:
+        try:
+            with open(chart, "w", encoding="utf-8") as file:
+                file.write(page(figures))
+        except OSError as error:
+            raise _no_chart(chart, error) from error
+    if options["json"]:
+        say_object("bench", figures)
+    else:
+        payload = figures["payload"]
+        say(
+            f"{payload['tensors']} tensors, {payload['bytes'] / 1e9:.2f} GB, "
+            f"{figures['rounds']} rounds, in {figures['directory']} ({figures['file_system']})\n"
+        )
+        say(table(figures))
+        if chart is not None:
+            say(f"\nchart: {chart}")
+    failed = any(subject["failure"] for subject in figures["subjects"])
+    return EXIT_FAILED if failed else 0
+
+
+class _Progress:
+    """How far the run is, on the terminal; nothing where there is none."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._done = 0
+        self._shown = sys.stderr is not None and sys.stderr.isatty()
+
+    def step(self, what: str) -> None:
+        """Say what is done next."""
+        if self._shown:
+            sys.stderr.write(fitting(f"\r\033[K{self._done}/{self._steps} {what}", sys.stderr))
+            sys.stderr.flush()
+        self._done += 1
+
+    def __enter__(self) -> _Progress:  # noqa: PYI034 (typing.Self is in 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

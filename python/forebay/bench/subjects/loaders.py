@@ -1,0 +1,75 @@
+"""Loaders of safetensors files: they store nothing, and are given a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.bench.subjects.frameworks import StateDict
+from forebay.bench.subjects.subject import Settings, no_cuda
+
+if TYPE_CHECKING:
+    from forebay.bench.tensor import Bytes
+
+__all__ = ["FastSafetensors", "InstantTensor", "RunaiStreamer"]
+
+
+class FastSafetensors(StateDict):
+    """``fastsafetensors``, without GPUDirect Storage."""
+
+    name = "fastsafetensors"
+    title = "fastsafetensors"
+    package = "fastsafetensors"
+    stores = False
+
+    def load(self, path: str) -> list[Bytes]:
+        """Load all tensors to the CPU."""
+        from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+        loader = SafeTensorsFileLoader(SingleGroup(), device="cpu", nogds=True)
+        try:
+            loader.add_filenames({0: [path]})
+            buffer = loader.copy_files_to_device()
+            # Its tensors are views of memory that goes with the buffer.
+            found = {name: buffer.get_tensor(name).clone() for name in self._names}
+            buffer.close()
+            return self._bytes(found)
+        finally:
+            loader.close()
+
+
+class RunaiStreamer(StateDict):
+    """Run:ai's Model Streamer."""
+
+    name = "runai"
+    title = "Run:ai Model Streamer"
+    package = "runai-model-streamer"
+    stores = False
+
+    def load(self, path: str) -> list[Bytes]:
+        """Stream all tensors."""
+        from runai_model_streamer import SafetensorsStreamer
+
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_file(path)
+            return self._bytes(dict(streamer.get_tensors()))
+
+
+class InstantTensor(StateDict):
+    """``instanttensor``, which loads to a GPU."""
+
+    name = "instanttensor"
+    title = "InstantTensor"
+    package = "instanttensor"
+    stores = False
+
+    @classmethod
+    def unavailable(cls, settings: Settings) -> str | None:
+        """Return why it can't be compared here, or None."""
+        return super().unavailable(settings) or no_cuda()
+
+    def load(self, path: str) -> list[Bytes]:
+        """Load all tensors to the GPU, and copy them from there."""
+        from instanttensor import safe_open
+
+        with safe_open(path, framework="pt", device="cuda") as file:
+            return self._bytes({name: file.get_tensor(name).cpu() for name in self._names})

@@ -1,0 +1,172 @@
+"""Libraries that move bytes of arrays, as Forebay does: DeepNVMe and kvikio."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
+
+from forebay.bench.subjects.subject import Settings, Subject, missing, pieces_of, sizes_of, sync
+
+if TYPE_CHECKING:
+    from forebay.bench.tensor import Bytes
+
+__all__ = ["DeepNvme", "Kvikio"]
+
+_BLOCK_BYTES = 1 << 20
+_QUEUE_DEPTH = 32
+_PARALLELISM = 2
+_OPERATORS = ("pin_memory", "async_io")
+"""The second takes symbols of the first."""
+
+
+class DeepNvme(Subject):
+    """DeepSpeed's ``aio_handle``, from and into its page-locked memory.
+
+    It moves whole blocks only, so its file is padded.
+    """
+
+    name = "deepnvme"
+    title = "DeepNVMe aio_handle"
+    package = "deepspeed"
+    _block: Any = None
+    _handle: Any = None
+
+    @classmethod
+    def unavailable(cls, settings: Settings) -> str | None:
+        """Return why it can't be compared here, or None."""
+        if reason := missing("deepspeed") or missing("torch"):
+            return reason
+        if settings.compile or _compiled() is not None:
+            return None
+        return "its operators aren't compiled: pass --compile, which takes minutes"
+
+    def setup(self, directory: str) -> str:  # noqa: ARG002 (the same everywhere)
+        """Load, or compile, the operators, and make a handle."""
+        self._handle = _operators().aio_handle(
+            _BLOCK_BYTES, _QUEUE_DEPTH, False, True, _PARALLELISM
+        )
+        return f"blocks of {_BLOCK_BYTES >> 10} KiB, depth {_QUEUE_DEPTH}, {_PARALLELISM} threads"
+
+    def fill(self) -> None:
+        """Copy the tensors into page-locked memory."""
+        self.clear()
+        for piece, tensor in zip(self._pieces(), self._tensors, strict=True):
+            piece[:] = tensor.data
+
+    def store(self, path: str) -> None:
+        """Write the block."""
+        self._handle.sync_pwrite(self._block, path)
+        sync(path)
+
+    def clear(self) -> None:
+        """Have a wiped block."""
+        import torch
+
+        if self._block is None:
+            whole = _BLOCK_BYTES * _PARALLELISM
+            size = -(-sum(sizes_of(self._tensors)) // whole) * whole
+            like = torch.empty(0, dtype=torch.uint8)
+            self._block = self._handle.new_cpu_locked_tensor(size, like)
+        self._block.zero_()
+
+    def load(self, path: str) -> list[Bytes]:
+        """Read the block."""
+        self._handle.sync_pread(self._block, path)
+        return self._pieces()
+
+    def release(self) -> None:
+        """Let go of the block."""
+        if self._block is not None:
+            self._handle.free_cpu_locked_tensor(self._block)
+            self._block = None
+
+    def _pieces(self) -> list[Bytes]:
+        return pieces_of(self._block.numpy(), self._tensors)
+
+
+def _compiled() -> list[str] | None:
+    """Return the operators that an earlier use has compiled, in the order to load, or None."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    paths = []
+    for name in _OPERATORS:
+        path = os.path.join(_get_build_directory(name, verbose=False), f"{name}.so")
+        if os.path.exists(path):
+            paths.append(path)
+    return paths if len(paths) == len(_OPERATORS) else None
+
+
+def _operators() -> Any:
+    import torch  # noqa: F401 (the operators take its symbols)
+
+    paths = _compiled()
+    if paths is None:
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+
+        return AsyncIOBuilder().load(verbose=False)
+    # DeepSpeed's own way compiles again where it thinks that something has changed.
+    *needed, path = paths
+    for library in needed:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    spec = importlib.util.spec_from_file_location(_OPERATORS[-1], path)
+    if spec is None or spec.loader is None:
+        message = f"{path} isn't a module"
+        raise ImportError(message)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Kvikio(Subject):
+    """NVIDIA's ``kvikio``, between files and host memory."""
+
+    name = "kvikio"
+    title = "kvikio"
+    package = "kvikio"
+    _arrays: list[Bytes] | None = None
+
+    @classmethod
+    def unavailable(cls, settings: Settings) -> str | None:  # noqa: ARG003 (there are none)
+        """Return why it can't be compared here, or None."""
+        if missing("kvikio"):
+            return "not installed (pip install kvikio-cu12)"
+        import kvikio  # noqa: F401
+
+        return None
+
+    def store(self, path: str) -> None:
+        """Write all tensors."""
+        import kvikio
+
+        with kvikio.CuFile(path, "w") as file:
+            offset = 0
+            for tensor in self._tensors:
+                file.write(tensor.data, file_offset=offset)
+                offset += tensor.data.nbytes
+        sync(path)
+
+    def clear(self) -> None:
+        """Have a wiped array for each tensor."""
+        import numpy as np
+
+        if self._arrays is None:
+            self._arrays = [np.empty(size, np.uint8) for size in sizes_of(self._tensors)]
+        for array in self._arrays:
+            array.fill(0)
+
+    def load(self, path: str) -> list[Bytes]:
+        """Read all tensors."""
+        import kvikio
+
+        arrays, offset = self._arrays or [], 0
+        with kvikio.CuFile(path, "r") as file:
+            for array in arrays:
+                file.read(array, file_offset=offset)
+                offset += array.nbytes
+        return arrays
+
+    def release(self) -> None:
+        """Let go of the arrays."""
+        self._arrays = None

@@ -1,0 +1,189 @@
+"""The process of one subject: does what it is told, and says what it took.
+
+``python -m forebay.bench.worker NAME DESCRIPTOR`` reads a line of JSON for each step on standard
+input and answers each with one on what was standard output; what libraries print goes to standard
+error. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from forebay.bench.payload import Layout, SharedTensors
+from forebay.bench.subjects import SUBJECTS
+from forebay.bench.subjects.subject import Settings, Subject, Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.bench.tensor import Bytes, Tensor
+
+__all__ = ["main"]
+
+_PAGE_BYTES = 4096
+
+
+class _Work:
+    """A subject and its tensors."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self._kind = SUBJECTS[name]
+        self._number = number
+        self._shared: SharedTensors | None = None
+        self._subject: Subject | None = None
+
+    def setup(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Get ready, or say why that can't be."""
+        settings = Settings(step["fio"], step["compile"])
+        try:
+            reason = self._kind.unavailable(settings)
+        except Exception as error:
+            reason = _first_line(error)
+        if reason is not None or step["look"]:
+            return {"unavailable": reason}
+        self._shared = SharedTensors(self._number, Layout(**step["layout"]))
+        subject = self._kind(self._shared.tensors, settings)
+        detail = subject.setup(step["directory"])
+        self._subject = subject
+        return {"unavailable": None, "version": subject.version(), "detail": detail}
+
+    def store(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Store all tensors."""
+        subject, shared = self._ready()
+        size = sum(tensor.data.nbytes for tensor in shared.tensors)
+        with _Memory(size) as memory:
+            subject.fill()
+            # What it has copied is its one copy.
+            shared.let_go()
+            memory.reset()
+            _, took = _timed(lambda: subject.store(step["path"]))
+        self._let_go()
+        return {**took, "extra_bytes": memory.extra_bytes}
+
+    def load(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Load all tensors, and compare them where that was asked for."""
+        subject, shared = self._ready()
+        size = sum(tensor.data.nbytes for tensor in shared.tensors)
+        with _Memory(size) as memory:
+            subject.clear()
+            loaded, took = _timed(lambda: touched(subject.load(step["path"])))
+        if step["compare"] and subject.checked:
+            took["differs"] = difference(shared.tensors, loaded)
+        del loaded
+        self._let_go()
+        return {**took, "extra_bytes": memory.extra_bytes}
+
+    def _ready(self) -> tuple[Subject, SharedTensors]:
+        if self._subject is None or self._shared is None:
+            message = "it isn't set up"
+            raise RuntimeError(message)
+        return self._subject, self._shared
+
+    def _let_go(self) -> None:
+        subject, shared = self._ready()
+        subject.release()
+        gc.collect()
+        shared.let_go()
+
+
+class _Memory:
+    """The most memory that a turn had resident, above what was there and one copy of the tensors.
+
+    ``None`` where the kernel doesn't let its mark be reset (``/proc/self/clear_refs``).
+    """
+
+    extra_bytes: int | None = None
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __enter__(self) -> _Memory:  # noqa: PYI034 (typing.Self is in 3.11)
+        self._before: int | None = None
+        self.reset()
+        return self
+
+    def reset(self) -> None:
+        """Forget the most so far."""
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+            file.flush()
+            if self._before is None:
+                self._before = _status("VmRSS")
+
+    def __exit__(self, *_: object) -> None:
+        peak = _status("VmHWM")
+        if self._before is not None and peak is not None:
+            self.extra_bytes = max(0, peak - self._before - self._size)
+
+
+def _status(field: str) -> int | None:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    cpu, start = _cpu_seconds(), time.perf_counter()
+    answer = work()
+    seconds, cpu = time.perf_counter() - start, _cpu_seconds() - cpu
+    if isinstance(answer, Timing):
+        seconds, cpu = answer.seconds, answer.cpu_seconds
+    return answer, {"seconds": seconds, "cpu_seconds": cpu}
+
+
+def _cpu_seconds() -> float:
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def touched(loaded: Any) -> Any:
+    """Touch every page: a way that only maps the file has not loaded it yet."""
+    if isinstance(loaded, list):
+        for array in loaded:
+            array[::_PAGE_BYTES].sum()
+    return loaded
+
+
+def difference(tensors: Sequence[Tensor], loaded: Sequence[Bytes]) -> str | None:
+    """Return the first tensor that came back with different bytes, or None."""
+    import numpy as np
+
+    for tensor, array in zip(tensors, loaded, strict=True):
+        if not np.array_equal(tensor.data, array):
+            return tensor.name
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what standard input says; return the exit code."""
+    name, number = arguments
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    work = _Work(name, int(number))
+    for line in sys.stdin:
+        step = json.loads(line)
+        try:
+            answer = getattr(work, step["do"])(step)
+        except Exception as error:
+            code = error.errno if isinstance(error, OSError) else None
+            answer = {"failed": f"{type(error).__name__}: {_first_line(error)}", "errno": code}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
