@@ -54,7 +54,7 @@ impl Job {
         }
         let Terms { direction, whole_file, priority, durability } = terms;
         let request =
-            Request { direction, files, parts, whole_file, priority, durability, keep: None };
+            Request { direction, files, parts, whole_file, priority, durability, commit: None, keep: None };
         Ok(Self { request, keep })
     }
 
