@@ -61,9 +61,7 @@ class Stripe:
     False
     """
 
-    def __init__(
-        self, directories: Iterable[Any], stripe_size: int | str = STRIPE_SIZE
-    ) -> None:
+    def __init__(self, directories: Iterable[Any], stripe_size: int | str = STRIPE_SIZE) -> None:
         if isinstance(directories, str | bytes | os.PathLike):
             raise TypeError("a list of directories is needed, not one path")
         paths = [os.fspath(directory) for directory in directories]

@@ -7,7 +7,8 @@ use anyhow::{Context, Error, Result, bail};
 use forebay::ByteSize;
 use forebay::stripe::Stripe;
 use forebay_io::{
-    Direction, Durability, EngineChoice, Handle, Operation, Options, Part, Pool, PoolBuffer, Request, Target,
+    Direction, Durability, EngineChoice, Handle, Operation, Options, Part, Pool, PoolBuffer,
+    Request, Target,
 };
 
 use crate::measure::{Figure, Way, cpu_seconds};

@@ -95,13 +95,18 @@ pub(crate) fn check_parts(request: &Request) -> Result<()> {
 }
 
 /// Refuses memory that can't be touched, which would otherwise end the process where bytes are
-/// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each part.
+/// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each run of
+/// memory; parts that follow each other are one.
 pub(crate) fn check_memory(request: &Request) -> Result<()> {
-    let ends = request.parts.iter().filter(|part| part.length > 0).flat_map(|part| {
+    let mut bytes: Vec<usize> = Vec::new();
+    for part in request.parts.iter().filter(|part| part.length > 0) {
         let first = part.address.expose_provenance();
-        [first, first + (part.length - 1)]
-    });
-    let bytes: Vec<usize> = ends.collect();
+        let last = first + (part.length - 1);
+        match bytes.last_mut() {
+            Some(end) if *end + 1 == first => *end = last,
+            _ => bytes.extend([first, last]),
+        }
+    }
     let load = request.direction == Direction::Load;
     match first_inaccessible(&bytes, load) {
         None => Ok(()),

@@ -26,9 +26,7 @@ pub(crate) struct Handle {
 impl Handle {
     fn start(&self, job: Job) -> forebay_io::Result<forebay_io::Operation> {
         match &self.stripe {
-            Some(stripe) => {
-                job.spread(stripe, self.core.options().durability)?.submit(&self.core)
-            }
+            Some(stripe) => job.spread(stripe, self.core.options().durability)?.submit(&self.core),
             None => job.submit(&self.core),
         }
     }

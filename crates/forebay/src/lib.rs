@@ -2,8 +2,8 @@
 //!
 //! - [`stripe`]: one logical file over several directories.
 //!
-//! No system calls beyond those of [`std::fs`] and no `unsafe` are here: what moves bytes or asks the kernel is in
-//! [`forebay_io`]; what talks to users is in the command and in the Python package.
+//! No system calls beyond those of [`std::fs`] and no `unsafe` are here: what moves bytes or asks
+//! the kernel is in [`forebay_io`]; what talks to users is in the command and in the Python package.
 
 #![forbid(unsafe_code)]
 

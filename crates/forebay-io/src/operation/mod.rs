@@ -255,11 +255,7 @@ impl Shared {
         match progress.phase {
             Phase::Begin | Phase::Allocate => true,
             Phase::Transfer => progress.next < self.plan.parts.len(),
-            Phase::Trim
-            | Phase::Sync
-            | Phase::SyncDirectory
-            | Phase::Commit
-            | Phase::Done => false,
+            Phase::Trim | Phase::Sync | Phase::SyncDirectory | Phase::Commit | Phase::Done => false,
         }
     }
 

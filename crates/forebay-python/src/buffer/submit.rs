@@ -77,7 +77,11 @@ impl Job {
     }
 
     /// Turns the names of striped files into their members.
-    pub(crate) fn spread(self, stripe: &Stripe, durability: Durability) -> forebay_io::Result<Self> {
+    pub(crate) fn spread(
+        self,
+        stripe: &Stripe,
+        durability: Durability,
+    ) -> forebay_io::Result<Self> {
         Ok(Self { request: stripe.spread(self.request, durability)?, keep: self.keep })
     }
 

@@ -145,9 +145,8 @@ mod tests {
         let row = layout.stripe_bytes() * layout.member_count() as u64;
         prop_oneof![
             0..=3 * row,
-            (0..9_u64, -1..=1_i64).prop_map(move |(stripe, more)| {
-                (stripe * 4096).saturating_add_signed(more)
-            }),
+            (0..9_u64, -1..=1_i64)
+                .prop_map(move |(stripe, more)| { (stripe * 4096).saturating_add_signed(more) }),
             (0..4_u64, -1..=1_i64)
                 .prop_map(move |(rows, more)| (rows * row).saturating_add_signed(more)),
         ]

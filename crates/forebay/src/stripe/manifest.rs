@@ -33,7 +33,7 @@ impl Generation {
         getrandom::fill(&mut bytes).map_err(|error| {
             Error::new(ErrorKind::Unsupported, format!("no random numbers to be had: {error}"))
         })?;
-        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+        Ok(Self(format!("{:032x}", u128::from_le_bytes(bytes))))
     }
 }
 

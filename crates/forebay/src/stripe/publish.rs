@@ -52,7 +52,7 @@ pub(super) fn remove_manifest(name: &Name, directory: &Path, is_durable: bool) -
 /// Makes a name durable: syncs the directory that it is in.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
     let Some(folder) = path.parent() else { return Ok(()) };
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| {
-        Error::from_io(error, "cannot make the directory durable:").path(folder)
-    })
+    File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| Error::from_io(error, "cannot make the directory durable:").path(folder))
 }

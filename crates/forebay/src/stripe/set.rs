@@ -191,9 +191,9 @@ impl Set {
         for directory in &self.directories {
             if directory_key(&directory.path)? != directory.key {
                 let text = "the directory isn't the one that the stripe set was made with:";
-                return Err(Error::from_os(code::ENODEV, text)
-                    .path(&directory.path)
-                    .hint("is its drive mounted? if it is meant to be another, make a new handle"));
+                return Err(Error::from_os(code::ENODEV, text).path(&directory.path).hint(
+                    "is its drive mounted? if it is meant to be another, make a new handle",
+                ));
             }
         }
         Ok(())

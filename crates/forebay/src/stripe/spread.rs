@@ -105,8 +105,7 @@ impl Stripe {
             end_members(request, &entries);
         }
         let is_durable = durability != Durability::None;
-        let commit =
-            StoreCommit::new(Arc::clone(set), request.whole_file, is_durable, entries);
+        let commit = StoreCommit::new(Arc::clone(set), request.whole_file, is_durable, entries);
         request.commit = Some(Arc::new(commit));
         Ok(())
     }
@@ -151,16 +150,14 @@ fn ends_of(request: &Request) -> Result<Vec<u64>> {
     for part in &request.parts {
         let end = part.offset.checked_add(part.length as u64);
         let end = end.filter(|end| i64::try_from(*end).is_ok());
-        match (end, ends.get_mut(part.file)) {
-            (Some(end), Some(last)) => *last = end.max(*last),
-            _ => {
-                let text = format!(
-                    "offset {} and length {} don't fit in file {}",
-                    part.offset, part.length, part.file
-                );
-                return Err(Error::new(ErrorKind::InvalidInput, text));
-            }
-        }
+        let (Some(end), Some(last)) = (end, ends.get_mut(part.file)) else {
+            let text = format!(
+                "offset {} and length {} don't fit in file {}",
+                part.offset, part.length, part.file
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        };
+        *last = end.max(*last);
     }
     Ok(ends)
 }
@@ -179,7 +176,8 @@ fn cut_up(set: &Set, request: &mut Request, places: &[(&Name, Place)]) -> Result
     for part in &request.parts {
         let layout = &places[part.file].1.layout;
         for piece in layout.pieces(part.offset, part.length as u64) {
-            let (position, length) = (usize::try_from(piece.position), usize::try_from(piece.length));
+            let (position, length) =
+                (usize::try_from(piece.position), usize::try_from(piece.length));
             let (Ok(position), Ok(length)) = (position, length) else {
                 return Err(Error::new(ErrorKind::InvalidInput, "a tensor larger than memory"));
             };

@@ -35,7 +35,8 @@ pub(super) enum State {
 pub(super) fn read_all(set: &Set, name: &Name) -> Result<Vec<Option<Vec<u8>>>> {
     set.check_directories()?;
     let paths = set.directories.iter().map(|directory| name.manifest(&directory.path));
-    paths.map(|path| read(&path).map_err(|error| Error::from_io(error, "cannot read").path(path)))
+    paths
+        .map(|path| read(&path).map_err(|error| Error::from_io(error, "cannot read").path(path)))
         .collect()
 }
 
