@@ -363,9 +363,11 @@ def test_a_failing_drive_is_named(directories: list[Path], call: str, said: str)
     assert f"{said}: " in done.stderr
     assert str(bad) in done.stderr
     if said == "store":
-        with forebay.Handle(stripe=directories) as handle:
-            with pytest.raises((MismatchError, FileMissingError)):
-                load(handle, 4_000_000)
+        with (
+            forebay.Handle(stripe=directories) as handle,
+            pytest.raises((MismatchError, FileMissingError)),
+        ):
+            load(handle, 4_000_000)
 
 
 def test_members_of_different_stores_are_not_taken_for_one_file(
@@ -463,9 +465,11 @@ def test_directories_may_come_in_another_order(directories: list[Path]) -> None:
 def test_too_few_or_too_many_directories_are_told(directories: list[Path], tmp_path: Path) -> None:
     with forebay.Handle(stripe=directories, stripe_size=STRIPE) as handle:
         handle.store(pattern(50_000), NAME)
-    with forebay.Handle(stripe=[directories[0], directories[2]]) as handle:
-        with pytest.raises(FileMissingError, match=r"has 3 members.*none has member 1"):
-            load(handle, 50_000)
+    with (
+        forebay.Handle(stripe=[directories[0], directories[2]]) as handle,
+        pytest.raises(FileMissingError, match=r"has 3 members.*none has member 1"),
+    ):
+        load(handle, 50_000)
     more = tmp_path / "more"
     more.mkdir()
     with forebay.Handle(stripe=[*directories, more]) as handle:

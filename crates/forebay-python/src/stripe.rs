@@ -22,7 +22,7 @@ impl Stripe {
 impl Stripe {
     #[new]
     fn new(py: Python<'_>, directories: Vec<PathBuf>, stripe_bytes: u64) -> PyResult<Self> {
-        py.detach(|| stripe::Stripe::new(&directories, stripe_bytes)).or_raise(py).map(Self)
+        py.detach(move || stripe::Stripe::new(&directories, stripe_bytes)).or_raise(py).map(Self)
     }
 
     /// The directories, as absolute paths.
