@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn numbers_that_do_not_agree_are_refused() {
-        assert!(parsed(|_| {}).is_ok());
         type Change = fn(&mut serde_json::Value);
+        assert!(parsed(|_| {}).is_ok());
         let changes: [Change; 11] = [
             |value| value["format"] = "zip".into(),
             |value| value["logical_bytes"] = 17.into(),
