@@ -17,6 +17,7 @@ from forebay.gds import gds_handle
 from forebay.handle import Handle
 from forebay.memory import Pool, empty
 from forebay.operation import Operation
+from forebay.stripe import Stripe
 
 if TYPE_CHECKING:
     from forebay import deepspeed
@@ -29,6 +30,7 @@ __all__ = [
     "Handle",
     "Operation",
     "Pool",
+    "Stripe",
     "aio_handle",
     "deepspeed",
     "empty",

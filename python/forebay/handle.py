@@ -21,9 +21,10 @@ from forebay.errors import (
 )
 from forebay.memory import Pool
 from forebay.operation import Operation
+from forebay.stripe import Stripe, parse_name, parse_stripe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from forebay._types import Stats
@@ -80,6 +81,12 @@ class Handle:
         Most bytes per second.
     pool : Pool, optional
         Where memory comes from; else the pool of the process.
+    stripe : list of directories or Stripe, optional
+        Stripe files over these directories, best on a drive each. Every path that the handle is
+        given is then the name of a striped file: relative, without ``..``. A load checks that all
+        parts are there and of one store.
+    stripe_size : int or str, optional
+        Bytes that go to one drive before the next has its turn; 1 MiB if not given.
 
     Notes
     -----
@@ -126,6 +133,8 @@ class Handle:
         iopoll: bool = False,
         throttle: int | str | None = None,
         pool: Pool | None = None,
+        stripe: Stripe | Iterable[Any] | None = None,
+        stripe_size: int | str | None = None,
     ) -> None:
         options: dict[str, Any] = {
             "engine": engine,
@@ -158,11 +167,21 @@ class Handle:
             if not isinstance(pool, Pool):
                 raise TypeError(f"pool must be a forebay.Pool, not {type(pool).__name__}")
             options["pool"] = pool._core  # noqa: SLF001
+        self._parse_target: Callable[[Any], str | int] = parse_target
+        if stripe is not None:
+            stripe = parse_stripe(stripe, stripe_size)
+            options["stripe"] = stripe._core  # noqa: SLF001
+            self._parse_target = parse_name
+        elif stripe_size is not None:
+            raise InvalidInputError("stripe_size is given without stripe, the directories")
+        self._stripe = stripe
         self._pending = Pending()
         self._closed = False
         self._core = _forebay.Handle(**options)
         handles.add(self)
         self._log_notices()
+        if stripe is not None:
+            _log_once(stripe._core.notices())  # noqa: SLF001
 
     # Whole arrays
 
@@ -370,6 +389,11 @@ class Handle:
         return self._core.engine
 
     @property
+    def stripe(self) -> Stripe | None:
+        """What its files are striped over: ask it for sizes, remove files by it."""
+        return self._stripe
+
+    @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._closed
@@ -425,7 +449,7 @@ class Handle:
     # Underneath
 
     def _item(self, array: Any, path: Target, offset: int | None) -> tuple[Any, str | int, int]:
-        return (array, parse_target(path), parse_offset(offset))
+        return (array, self._parse_target(path), parse_offset(offset))
 
     def _items(self, items: Iterable[Item]) -> tuple[list[tuple[Any, str | int, int]], set[bool]]:
         """Return the items as the core takes them, and whether they have offsets."""
@@ -438,7 +462,7 @@ class Handle:
             with_offset.add(offset is not None)
             # Thousands of tensors of one file mostly come with the same path object.
             if path is not last or hasattr(path, "fileno"):
-                last, target = path, parse_target(path)
+                last, target = path, self._parse_target(path)
             listed.append((array, target, parse_offset(offset)))
         return listed, with_offset
 
@@ -519,10 +543,14 @@ class Handle:
             )
 
     def _log_notices(self) -> None:
-        for notice in self._core.notices():
-            if notice not in _logged and len(_logged) < _LOGGED_MAX:
-                _logged.add(notice)
-                _logger.warning("%s", notice)
+        _log_once(self._core.notices())
+
+
+def _log_once(notices: Iterable[str]) -> None:
+    for notice in notices:
+        if notice not in _logged and len(_logged) < _LOGGED_MAX:
+            _logged.add(notice)
+            _logger.warning("%s", notice)
 
 
 def _parts(item: Item) -> tuple[Any, Target, int | None]:

@@ -27,6 +27,32 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Compares Forebay's options with each other, to choose defaults by.
     Sweep(Sweep),
+    /// Compares a file striped over two drives with a plain one: two loop devices in memory, each
+    /// throttled by the kernel (needs root and the blkio controller). Unthrottled, on one device:
+    /// what striping costs.
+    Stripe(StripeBench),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StripeBench {
+    /// Directory below which the devices are mounted.
+    #[arg(long, default_value = "target/bench")]
+    pub(crate) dir: PathBuf,
+    /// Bytes of the file.
+    #[arg(long, default_value = "512M")]
+    pub(crate) size: ByteSize,
+    /// Rounds, in each of which every candidate runs once.
+    #[arg(long, default_value = "7")]
+    pub(crate) pairs: usize,
+    /// Bytes of a stripe.
+    #[arg(long, default_value = "1M")]
+    pub(crate) stripe_size: ByteSize,
+    /// Bytes per second of each device; half of what a device does unthrottled if not given.
+    #[arg(long)]
+    pub(crate) rate: Option<ByteSize>,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Where and what.

@@ -34,7 +34,8 @@ impl LoopDevice {
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
             .context("cannot have a mount namespace")?;
         run("mount", &["--make-rprivate", "/"])?;
-        let image = format!("/dev/shm/forebay-bench-{}.img", std::process::id());
+        let name = directory.file_name().context("a mount point has a name")?.to_string_lossy();
+        let image = format!("/dev/shm/forebay-bench-{}-{name}.img", std::process::id());
         fs::create_dir_all(&directory).context("cannot make a mount point")?;
         let device = Self { directory };
         let mounted = device.make_and_mount(Path::new(&image), payload_bytes + OVERHEAD_BYTES);
@@ -42,6 +43,11 @@ impl LoopDevice {
         let _ = fs::remove_file(&image);
         mounted?;
         Ok(device)
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     fn make_and_mount(&self, image: &Path, bytes: u64) -> Result<()> {

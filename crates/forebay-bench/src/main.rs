@@ -2,7 +2,8 @@
 //!
 //! Measures and reports; it never judges. [`mod@bench`] is the comparison that `make bench` prints,
 //! [`sweep`] compares Forebay's own options. Both run on each [`place`]: the drive, and an ext4
-//! file system in memory. Nothing is asserted about time.
+//! file system in memory. [`stripe`] compares a striped file with a plain one, on two such file
+//! systems. Nothing is asserted about time.
 
 mod arguments;
 mod bench;
@@ -11,9 +12,11 @@ mod loop_device;
 mod measure;
 mod place;
 mod report;
+mod stripe;
 mod subject;
 mod sweep;
 mod table;
+mod throttle;
 
 use std::io::{self, Write};
 
@@ -26,18 +29,26 @@ use crate::report::Report;
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let scope = match &arguments.command {
-        Some(Command::Sweep(sweep)) => &sweep.scope,
-        None => &arguments.bench.scope,
-    };
     let mut report = Report::default();
-    for place in places(scope, &mut report)? {
-        match &arguments.command {
-            Some(Command::Sweep(sweep)) => sweep::run(sweep, &place, &mut report)?,
-            None => bench::run(&arguments.bench, &place, &mut report)?,
+    let json = match &arguments.command {
+        Some(Command::Stripe(bench)) => {
+            stripe::run(bench, &mut report)?;
+            &bench.json
         }
-    }
-    if let Some(path) = &scope.json {
+        Some(Command::Sweep(sweep)) => {
+            for place in places(&sweep.scope, &mut report)? {
+                sweep::run(sweep, &place, &mut report)?;
+            }
+            &sweep.scope.json
+        }
+        None => {
+            for place in places(&arguments.bench.scope, &mut report)? {
+                bench::run(&arguments.bench, &place, &mut report)?;
+            }
+            &arguments.bench.scope.json
+        }
+    };
+    if let Some(path) = json {
         report.write_json(path)?;
     }
     writeln!(io::stdout(), "\n{}", report.text())?;

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail};
 use forebay::ByteSize;
+use forebay::stripe::Stripe;
 use forebay_io::{
-    Direction, EngineChoice, Handle, Operation, Options, Part, Pool, PoolBuffer, Request, Target,
+    Direction, Durability, EngineChoice, Handle, Operation, Options, Part, Pool, PoolBuffer,
+    Request, Target,
 };
 
 use crate::measure::{Figure, Way, cpu_seconds};
@@ -157,6 +159,37 @@ impl Subject {
         })
     }
 
+    /// As [`Self::run`], of a striped file.
+    pub(crate) fn run_striped(
+        &self,
+        stripe: &Stripe,
+        name: &Path,
+        way: Way,
+        memory: &mut Memory,
+    ) -> Result<Figure> {
+        let bytes = memory.bytes().len() as u64;
+        Figure::of(bytes, || {
+            let request = striped(stripe, name, way, memory)?;
+            self.submit(request)?.wait()?;
+            Ok(())
+        })
+    }
+
+    /// As [`Self::time_submit`], of a striped file; cutting the request up is part of it.
+    pub(crate) fn time_striped_submit(
+        &self,
+        stripe: &Stripe,
+        name: &Path,
+        way: Way,
+        memory: &mut Memory,
+    ) -> Result<Duration> {
+        let started = Instant::now();
+        let operation = self.submit(striped(stripe, name, way, memory)?)?;
+        let latency = started.elapsed();
+        operation.wait()?;
+        Ok(latency)
+    }
+
     /// Loads many tensors in one call.
     pub(crate) fn run_vectored(
         &self,
@@ -207,6 +240,12 @@ fn request(path: &Path, way: Way, memory: &mut Memory) -> Request {
     let direction = if way == Way::Read { Direction::Load } else { Direction::Store };
     let bytes = memory.bytes_mut();
     Request::new(direction, Target::Path(path.into()), 0, bytes.as_mut_ptr(), bytes.len())
+}
+
+/// The whole of the memory, to or from a striped file that is then exactly as long.
+fn striped(stripe: &Stripe, name: &Path, way: Way, memory: &mut Memory) -> Result<Request> {
+    let request = Request { whole_file: way == Way::Write, ..request(name, way, memory) };
+    Ok(stripe.spread(request, Durability::None)?)
 }
 
 /// CPU seconds that a handle which has worked and now has nothing to do takes in `time`.

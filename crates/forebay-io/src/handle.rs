@@ -213,6 +213,7 @@ impl Handle {
             staged_block_bytes: workers.staged_block_bytes,
             parts: parts.collect(),
             runs: runs_of(request),
+            commit: request.commit.clone(),
         };
         let tracker = Arc::clone(&runtime.tracker);
         Ok((Shared::new(plan, files, tracker, &workers.scheduler), workers))
@@ -319,7 +320,8 @@ impl Handle {
             && self.options.throttle_bytes_per_second.is_none()
             && (1..=QUICK_LOAD_BYTES_MAX).contains(&part.length)
             && part.file == 0
-            && !part.address.is_null();
+            && !part.address.is_null()
+            && request.commit.is_none();
         if !quick {
             return Ok(false);
         }

@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod commit;
 pub mod config;
 pub mod directory;
 pub mod engine;
@@ -49,6 +50,7 @@ mod tracker;
 mod worker;
 mod workers;
 
+pub use commit::Commit;
 pub use config::{DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings};
 pub use engine::EngineKind;
 pub use error::{Error, ErrorKind, Result};

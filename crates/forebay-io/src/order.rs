@@ -122,11 +122,13 @@ impl Order {
     }
 
     /// Takes a store out of line, puts right what it leaves, and returns those that can begin now.
+    /// `last` is called before anybody else gets in line.
     pub(crate) fn leave(
         &self,
         operation: &Arc<Shared>,
         files: &[OpenedFile],
         ending: Ending,
+        last: impl FnOnce(),
     ) -> Vec<Arc<Shared>> {
         let mut lines = self.lines();
         let mut released = Vec::new();
@@ -147,6 +149,7 @@ impl Order {
             }
             lines.close_if_empty(file);
         }
+        last();
         released
     }
 }

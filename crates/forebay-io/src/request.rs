@@ -4,7 +4,9 @@
 //! is changed. Opening files and moving bytes are elsewhere.
 
 use std::any::Any;
+use std::sync::Arc;
 
+use crate::commit::Commit;
 use crate::config::{Durability, Priority};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{Target, TensorFile};
@@ -41,6 +43,8 @@ pub struct Request {
     pub priority: Priority,
     /// How far a store goes before it is done; `None` takes the handle's option.
     pub durability: Option<Durability>,
+    /// What is done before the first byte moves and after the last one, to make several files one.
+    pub commit: Option<Arc<dyn Commit>>,
     /// Kept until the last transfer is through, and then until [`Operation::take_keep`](crate::Operation::take_keep) or the
     /// last reference to the operation goes.
     pub keep: Option<Box<dyn Any + Send>>,
@@ -62,6 +66,7 @@ impl Request {
             whole_file: false,
             priority: Priority::Demand,
             durability: None,
+            commit: None,
             keep: None,
         }
     }
@@ -90,13 +95,18 @@ pub(crate) fn check_parts(request: &Request) -> Result<()> {
 }
 
 /// Refuses memory that can't be touched, which would otherwise end the process where bytes are
-/// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each part.
+/// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each run of
+/// memory; parts that follow each other are one.
 pub(crate) fn check_memory(request: &Request) -> Result<()> {
-    let ends = request.parts.iter().filter(|part| part.length > 0).flat_map(|part| {
+    let mut bytes: Vec<usize> = Vec::new();
+    for part in request.parts.iter().filter(|part| part.length > 0) {
         let first = part.address.expose_provenance();
-        [first, first + (part.length - 1)]
-    });
-    let bytes: Vec<usize> = ends.collect();
+        let last = first + (part.length - 1);
+        match bytes.last_mut() {
+            Some(end) if *end + 1 == first => *end = last,
+            _ => bytes.extend([first, last]),
+        }
+    }
     let load = request.direction == Direction::Load;
     match first_inaccessible(&bytes, load) {
         None => Ok(()),
@@ -168,17 +178,22 @@ pub(crate) fn check_files(request: &Request, files: &[OpenedFile]) -> Result<()>
     }
 }
 
-/// The runs of bytes that the parts cover, neighbours joined where they follow each other.
+/// The runs of bytes that the parts cover, neighbours joined where they follow each other in their
+/// file, whatever parts of other files are between them.
 pub(crate) fn runs_of(request: &Request) -> Vec<(usize, u64, u64)> {
     let mut runs: Vec<(usize, u64, u64)> = Vec::new();
     if request.direction == Direction::Load {
         return runs;
     }
+    let mut last_runs: Vec<Option<usize>> = vec![None; request.files.len()];
     for part in &request.parts {
         let end = part.offset + part.length as u64;
-        match runs.last_mut() {
-            Some((file, _, last)) if *file == part.file && *last == part.offset => *last = end,
-            _ => runs.push((part.file, part.offset, end)),
+        let last = last_runs[part.file].filter(|&index| runs[index].2 == part.offset);
+        if let Some(index) = last {
+            runs[index].2 = end;
+        } else {
+            last_runs[part.file] = Some(runs.len());
+            runs.push((part.file, part.offset, end));
         }
     }
     runs.retain(|(_, start, end)| end - start >= ALLOCATE_BYTES_MIN);

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use forebay::Profiles;
+use forebay::{Profiles, stripe};
 use forebay_io::{Direction, Durability, Options, Priority, Tunings};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,11 +12,25 @@ use crate::buffer::submit::{Item, Job, Terms};
 use crate::error::{OrRaise, argument, exception};
 use crate::operation::Operation;
 use crate::pool::Pool;
+use crate::stripe::Stripe;
 
 /// A handle of the core.
 #[pyclass(frozen, module = "forebay._forebay")]
 #[derive(Debug)]
-pub(crate) struct Handle(forebay_io::Handle);
+pub(crate) struct Handle {
+    core: forebay_io::Handle,
+    /// What the names of its files are striped over, if they are.
+    stripe: Option<stripe::Stripe>,
+}
+
+impl Handle {
+    fn start(&self, job: Job) -> forebay_io::Result<forebay_io::Operation> {
+        match &self.stripe {
+            Some(stripe) => job.spread(stripe, self.core.options().durability)?.submit(&self.core),
+            None => job.submit(&self.core),
+        }
+    }
+}
 
 #[pymethods]
 impl Handle {
@@ -24,8 +38,9 @@ impl Handle {
     #[new]
     #[pyo3(signature = (**options))]
     fn new(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let options = read_options(py, options)?;
-        py.detach(|| forebay_io::Handle::new(options)).or_raise(py).map(Self)
+        let (options, stripe) = read_options(py, options)?;
+        let core = py.detach(|| forebay_io::Handle::new(options)).or_raise(py)?;
+        Ok(Self { core, stripe })
     }
 
     /// Starts an operation over `(array, path or descriptor, offset)` items.
@@ -40,7 +55,7 @@ impl Handle {
         durability: Option<&str>,
     ) -> PyResult<Operation> {
         let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
-        py.detach(|| job.submit(&self.0)).or_raise(py).map(Operation::new)
+        py.detach(|| self.start(job)).or_raise(py).map(Operation::new)
     }
 
     /// As `submit`, and waits for it. An interrupt cancels it.
@@ -55,26 +70,26 @@ impl Handle {
         durability: Option<&str>,
     ) -> PyResult<()> {
         let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
-        if py.detach(|| job.run_quickly(&self.0)).or_raise(py)? {
+        if self.stripe.is_none() && py.detach(|| job.run_quickly(&self.core)).or_raise(py)? {
             return Ok(());
         }
-        let operation = py.detach(|| job.submit(&self.0)).or_raise(py)?;
+        let operation = py.detach(|| self.start(job)).or_raise(py)?;
         Operation::new(operation).finish(py)
     }
 
     /// Waits for everything under way and stops the workers.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.close()).or_raise(py)
+        py.detach(|| self.core.close()).or_raise(py)
     }
 
     /// Operations under way.
     fn pending(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.0.pending())
+        py.detach(|| self.core.pending())
     }
 
     /// The failures of finished operations that nobody has heard of, as exceptions.
     fn take_unseen_failures<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let failures = py.detach(|| self.0.take_unseen_failures());
+        let failures = py.detach(|| self.core.take_unseen_failures());
         failures
             .iter()
             .map(|error| exception(py, error).into_value(py).into_bound(py).into_any())
@@ -83,23 +98,23 @@ impl Handle {
 
     /// Fallbacks that were not reported yet.
     fn notices(&self, py: Python<'_>) -> Vec<String> {
-        py.detach(|| self.0.notices())
+        py.detach(|| self.core.notices())
     }
 
     /// The name of the engine in use.
     #[getter]
     fn engine(&self) -> &'static str {
-        self.0.engine().name()
+        self.core.engine().name()
     }
 
     /// The pool that memory comes from.
     fn pool(&self, py: Python<'_>) -> PyResult<Pool> {
-        py.detach(|| self.0.pool()).or_raise(py).map(Pool::over)
+        py.detach(|| self.core.pool()).or_raise(py).map(Pool::over)
     }
 
     /// What it did so far.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = py.detach(|| self.0.stats());
+        let stats = py.detach(|| self.core.stats());
         let answer = PyDict::new(py);
         answer.set_item("engine", stats.engine)?;
         for (name, value) in [
@@ -137,7 +152,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // Dropping the core's handle waits for its workers: not with the GIL held, which a signal
         // handler or another thread may need meanwhile. Its failures were taken by the Python half.
-        Python::attach(|py| py.detach(|| drop(self.0.close())));
+        Python::attach(|py| py.detach(|| drop(self.core.close())));
     }
 }
 
@@ -156,8 +171,12 @@ fn terms(
     })
 }
 
-fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
+fn read_options(
+    py: Python<'_>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(Options, Option<stripe::Stripe>)> {
     let mut options = Options::default();
+    let mut stripe = None;
     for (name, value) in given.into_iter().flatten() {
         let name = name.extract::<String>()?;
         let name = name.as_str();
@@ -179,6 +198,7 @@ fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<O
             "throttle_bytes_per_second" => {
                 options.throttle_bytes_per_second = argument(name, &value)?;
             }
+            "stripe" => stripe = Some(value.cast::<Stripe>()?.get().core()),
             "tuned" if argument(name, &value)? => options.tunings = stored_tunings(py)?,
             "tuned" => {}
             "pool" => options.pool = Some(value.cast::<Pool>()?.get().core()),
@@ -188,7 +208,7 @@ fn read_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<O
             }
         }
     }
-    Ok(options)
+    Ok((options, stripe))
 }
 
 /// What drives were found to do best with, if that is stored for any.

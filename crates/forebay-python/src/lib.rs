@@ -21,6 +21,7 @@ mod handle;
 mod operation;
 mod pool;
 mod probe;
+mod stripe;
 
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
@@ -39,4 +40,6 @@ mod _forebay {
     use super::pool::{PinnedBuffer, Pool};
     #[pymodule_export]
     use super::probe::{cached_bytes, drop_cached, file_facts, probe_engines};
+    #[pymodule_export]
+    use super::stripe::Stripe;
 }

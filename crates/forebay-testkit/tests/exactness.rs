@@ -230,6 +230,7 @@ fn run_parts(
         whole_file: direction == Direction::Store,
         priority: Priority::Demand,
         durability: None,
+        commit: None,
         keep: None,
     };
     // SAFETY: `memory` is borrowed until `run` returns.

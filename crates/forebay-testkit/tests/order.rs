@@ -53,6 +53,7 @@ fn submit(
         whole_file,
         priority: Priority::Demand,
         durability: None,
+        commit: None,
         keep: None,
     };
     let request = Request { keep: Some(Box::new(memory)), ..request };

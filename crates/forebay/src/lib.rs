@@ -1,7 +1,9 @@
 //! Files and policy over [`forebay_io`]: what to do with drives, not how to talk to the kernel.
 //!
-//! No system calls and no `unsafe` are here: what moves bytes or asks the kernel is in
-//! [`forebay_io`]; what talks to users is in the command and in the Python package.
+//! - [`stripe`]: one logical file over several directories.
+//!
+//! No system calls beyond those of [`std::fs`] and no `unsafe` are here: what moves bytes or asks
+//! the kernel is in [`forebay_io`]; what talks to users is in the command and in the Python package.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +13,7 @@ mod lossy;
 mod profile;
 pub mod report;
 mod size;
+pub mod stripe;
 pub mod topology;
 pub mod workload;
 

@@ -1,6 +1,7 @@
 //! Operations: what a user waits for, and what workers take blocks from.
 //!
-//! An operation goes through phases: reserve room, move blocks, cut to size, make durable. Workers call
+//! An operation goes through phases: begin, reserve room, move blocks, cut to size, make durable,
+//! commit (see [`crate::commit`]). Workers call
 //! `Shared::take` for one `Unit` of work at a time and `Shared::complete` for each unit when
 //! it is through; nothing is queued per block, so an operation of any size costs no memory. The
 //! first error wins: no further unit is given out, and the operation finishes when the last one
@@ -20,6 +21,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::commit::Commit;
 use crate::config::{Durability, Priority};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
@@ -59,16 +61,19 @@ pub(crate) struct Plan {
     pub(crate) parts: Vec<FilePart>,
     /// Long runs of files that a store covers: file, start, end.
     pub(crate) runs: Vec<(usize, u64, u64)>,
+    pub(crate) commit: Option<Arc<dyn Commit>>,
 }
 
 /// Where an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    Begin,
     Allocate,
     Transfer,
     Trim,
     Sync,
     SyncDirectory,
+    Commit,
     Done,
 }
 
@@ -162,12 +167,8 @@ impl Shared {
         scheduler: &Arc<Scheduler>,
     ) -> Arc<Self> {
         let bytes_total = plan.parts.iter().map(|part| part.span.length as u64).sum();
-        let phase = match plan.direction {
-            Direction::Load => Phase::Transfer,
-            Direction::Store => Phase::Allocate,
-        };
         let progress = Progress {
-            phase,
+            phase: Phase::Begin,
             next: 0,
             position: 0,
             units_out: 0,
@@ -252,9 +253,9 @@ impl Shared {
     /// A cancel that comes when every block is out already changes nothing.
     fn has_blocks_left(&self, progress: &Progress) -> bool {
         match progress.phase {
-            Phase::Allocate => true,
+            Phase::Begin | Phase::Allocate => true,
             Phase::Transfer => progress.next < self.plan.parts.len(),
-            Phase::Trim | Phase::Sync | Phase::SyncDirectory | Phase::Done => false,
+            Phase::Trim | Phase::Sync | Phase::SyncDirectory | Phase::Commit | Phase::Done => false,
         }
     }
 
@@ -266,6 +267,8 @@ impl Shared {
         match progress.phase {
             Phase::Transfer => self.next_block(progress, staging_is_free),
             Phase::Done => Ok(None),
+            Phase::Begin => Ok(self.next_commit(progress).map(Work::Begin)),
+            Phase::Commit => Ok(self.next_commit(progress).map(Work::Commit)),
             Phase::Allocate => Ok(self.next_allocation(progress)),
             Phase::Trim => {
                 let replaced = |file: &Arc<TensorFile>| file.is_replaced();
@@ -334,16 +337,24 @@ impl Shared {
         None
     }
 
+    /// What is called once in a phase.
+    fn next_commit(&self, progress: &mut Progress) -> Option<Arc<dyn Commit>> {
+        let first = std::mem::replace(&mut progress.next, 1) == 0;
+        self.plan.commit.clone().filter(|_| first)
+    }
+
     fn phase_after(&self, phase: Phase) -> Phase {
         match phase {
-            Phase::Allocate => Phase::Transfer,
+            Phase::Begin if self.plan.direction == Direction::Store => Phase::Allocate,
+            Phase::Begin | Phase::Allocate => Phase::Transfer,
             Phase::Transfer if self.plan.direction == Direction::Store => Phase::Trim,
             // Dirty pages can't be dropped: dropping behind a store needs its bytes on the drive.
             Phase::Trim if self.plan.durability != Durability::None || self.plan.drop_behind => {
                 Phase::Sync
             }
             Phase::Sync if self.plan.durability == Durability::Full => Phase::SyncDirectory,
-            _ => Phase::Done,
+            Phase::Transfer | Phase::Trim | Phase::Sync | Phase::SyncDirectory => Phase::Commit,
+            Phase::Commit | Phase::Done => Phase::Done,
         }
     }
 
@@ -386,6 +397,10 @@ impl Shared {
             let reached = progress.reached;
             let result = self.result(progress.error.take(), reached == Milestone::Everything);
             let ending = match reached {
+                // Files that are one are none before all of it is done.
+                Milestone::Whole | Milestone::Durable if self.plan.commit.is_some() => {
+                    Ending::Halfway
+                }
                 Milestone::Start => Ending::Halfway,
                 Milestone::Whole => Ending::Unsure,
                 Milestone::Durable | Milestone::Everything => Ending::Stored,
@@ -395,9 +410,18 @@ impl Shared {
         for OpenedFile { file, .. } in &files {
             self.leave_page_cache(file);
         }
+        let is_spoiled = files.iter().any(|opened| opened.spoiled);
+        let abandon = || {
+            if let (Some(commit), Err(_)) = (&self.plan.commit, &result) {
+                commit.abandon(is_spoiled);
+            }
+        };
         let released = match self.plan.direction {
-            Direction::Load => Vec::new(),
-            Direction::Store => self.tracker.order().leave(self, &files, ending),
+            Direction::Load => {
+                abandon();
+                Vec::new()
+            }
+            Direction::Store => self.tracker.order().leave(self, &files, ending, abandon),
         };
         drop(files);
         self.deliver(result);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Shared;
+use crate::commit::Commit;
 use crate::config::Priority;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::TensorFile;
@@ -70,6 +71,8 @@ pub(crate) enum Work {
     SyncDirectory {
         file: Arc<TensorFile>,
     },
+    Begin(Arc<dyn Commit>),
+    Commit(Arc<dyn Commit>),
     /// The unit has been given back.
     Settled,
 }

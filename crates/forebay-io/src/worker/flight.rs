@@ -180,7 +180,7 @@ impl Flight {
             | Work::Sync { file, .. }
             | Work::Trim { file }
             | Work::SyncDirectory { file } => Some(file),
-            Work::Settled => None,
+            Work::Begin(_) | Work::Commit(_) | Work::Settled => None,
         }
     }
 
@@ -201,7 +201,7 @@ impl Flight {
                 command: Command::Sync { data_only: false },
                 ..call(token, file.directory().map_or(-1, |directory| directory.as_raw_fd()))
             },
-            Work::Trim { .. } | Work::Settled => return,
+            Work::Trim { .. } | Work::Begin(_) | Work::Commit(_) | Work::Settled => return,
             Work::Move { file, span, block, .. } => {
                 let direct = block.route != Route::Buffered;
                 let start = match self.staging {

@@ -205,9 +205,14 @@ impl Worker {
 
     /// Turns a unit into a transfer that is ready for the engine.
     fn start(&mut self, unit: Unit) {
-        if let Work::Trim { file } = &unit.work {
-            let trimmed = file.trim().map(|()| 0);
-            if let Some(operation) = unit.settle(trimmed) {
+        let at_once = match &unit.work {
+            Work::Trim { file } => Some(file.trim()),
+            Work::Begin(commit) => Some(commit.begin()),
+            Work::Commit(commit) => Some(commit.finish()),
+            _ => None,
+        };
+        if let Some(done) = at_once {
+            if let Some(operation) = unit.settle(done.map(|()| 0)) {
                 self.scheduler.push(operation, 0);
             }
             return;

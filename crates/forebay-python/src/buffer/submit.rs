@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use forebay::stripe::Stripe;
 use forebay_io::{Direction, Durability, Operation, Part, Priority, Request, Target};
 use pyo3::prelude::*;
 
@@ -53,8 +54,16 @@ impl Job {
             keep.push(kept);
         }
         let Terms { direction, whole_file, priority, durability } = terms;
-        let request =
-            Request { direction, files, parts, whole_file, priority, durability, keep: None };
+        let request = Request {
+            direction,
+            files,
+            parts,
+            whole_file,
+            priority,
+            durability,
+            commit: None,
+            keep: None,
+        };
         Ok(Self { request, keep })
     }
 
@@ -65,6 +74,15 @@ impl Job {
         // SAFETY: the memory is valid while `keep` lives (the promise of `Memory`), and the core
         // drops that after the last completion.
         unsafe { handle.submit(request) }
+    }
+
+    /// Turns the names of striped files into their members.
+    pub(crate) fn spread(
+        self,
+        stripe: &Stripe,
+        durability: Durability,
+    ) -> forebay_io::Result<Self> {
+        Ok(Self { request: stripe.spread(self.request, durability)?, keep: self.keep })
     }
 
     /// Does it at once if it is a short load from the page cache; `false` if it isn't.
