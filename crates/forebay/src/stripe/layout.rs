@@ -25,7 +25,7 @@ pub const STRIPE_BYTES_MAX: u64 = 1 << 30;
 /// Most directories that a file can be striped over.
 pub const MEMBERS_MAX: usize = 64;
 
-/// How a logical file is cut up. See the [module documentation](self).
+/// How a logical file is cut up: stripe `k` is in member `k mod n`, behind its earlier stripes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     stripe_bytes: u64,

@@ -23,6 +23,8 @@ impl Commit for LoadWatch {
     /// A whole-file store changes the manifests before its first byte: if they are still those
     /// that were there before the load, none of its bytes can have been read.
     fn finish(&self) -> Result<()> {
+        self.set.check_directories()?;
+        let _lock = self.set.lock_shared()?;
         for (name, before) in &self.files {
             let now = state::look(&self.set, name)?;
             let is_same = matches!(

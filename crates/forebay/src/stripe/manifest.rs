@@ -37,7 +37,7 @@ impl Generation {
     }
 }
 
-/// What is known of a striped file. See the [module documentation](self).
+/// What is known of a striped file, and which member this is of: the content of `NAME.stripe.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Every byte is there: the store that wrote it has ended well.

@@ -199,13 +199,27 @@ impl Set {
         Ok(())
     }
 
-    /// Keeps everybody else from writing manifests, for a moment.
+    /// Keeps everybody else from writing and reading manifests, for a moment.
     pub(super) fn lock(&self) -> Result<Lock> {
+        self.lock_by(File::lock)
+    }
+
+    /// Keeps everybody from writing manifests, for a moment: those that are read meanwhile belong
+    /// together.
+    pub(super) fn lock_shared(&self) -> Result<Lock> {
+        self.lock_by(File::lock_shared)
+    }
+
+    fn lock_by(&self, lock: impl Fn(&File) -> io::Result<()>) -> Result<Lock> {
         let path = &self.directories[self.anchor].path;
         let file = File::open(path)
             .map_err(|error| Error::from_io(error, "cannot open the directory").path(path))?;
-        // A file system without locks has its users keep out of each other's way.
-        let _ = file.lock();
+        while let Err(error) = lock(&file) {
+            // A file system without locks has its users keep out of each other's way.
+            if error.kind() != io::ErrorKind::Interrupted {
+                break;
+            }
+        }
         Ok(Lock(file))
     }
 
@@ -225,7 +239,7 @@ impl Set {
                     .path(name.as_path())
                     .hint("wait for it, or use one handle, which puts its stores in order"))
             }
-            // As in `lock`.
+            // As in `lock_by`.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(Lock(file)),
         }
     }

@@ -120,10 +120,9 @@ impl Stripe {
         if whole_file {
             return Ok(new());
         }
-        match state::look(&self.0, name)? {
+        match state::with_members(&self.0, name)? {
             State::Absent | State::Unfinished => Ok(new()),
-            State::Whole(_) => {
-                let record = self.record(name)?;
+            State::Whole(record) => {
                 Ok(Place { layout: record.layout, directories: record.directories })
             }
         }

@@ -51,7 +51,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Reads the manifests and makes sense of them.
+/// Reads the manifests and makes sense of them. The caller holds a lock of the set.
 pub(super) fn look(set: &Set, name: &Name) -> Result<State> {
     let mut manifests = Vec::new();
     for (bytes, directory) in read_all(set, name)?.into_iter().zip(&set.directories) {
@@ -63,14 +63,24 @@ pub(super) fn look(set: &Set, name: &Name) -> Result<State> {
 
 /// The record of a name that is whole, its members included.
 pub(super) fn whole(set: &Set, name: &Name) -> Result<Record> {
-    match look(set, name)? {
+    match with_members(set, name)? {
         State::Absent => Err(absent(set, name)),
         State::Unfinished => Err(unfinished(name)),
-        State::Whole(record) => {
-            check_members(set, name, &record)?;
-            Ok(record)
-        }
+        State::Whole(record) => Ok(record),
     }
+}
+
+/// As [`look`], and looks at the members of what is whole. While it does, no store begins, nor
+/// does one end.
+pub(super) fn with_members(set: &Set, name: &Name) -> Result<State> {
+    // A directory that is gone can't be locked, and is to be named.
+    set.check_directories()?;
+    let _lock = set.lock_shared()?;
+    let state = look(set, name)?;
+    if let State::Whole(record) = &state {
+        check_members(set, name, record)?;
+    }
+    Ok(state)
 }
 
 pub(super) fn absent(set: &Set, name: &Name) -> Error {

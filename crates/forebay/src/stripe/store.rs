@@ -200,6 +200,7 @@ impl Commit for StoreCommit {
         for entry in &self.entries {
             all.push(Begun::default());
             let Some(begun) = all.last_mut() else { continue };
+            self.set.check_directories()?;
             begun.claim = Some(self.set.claim(&entry.name, self.whole_file)?);
             let _lock = self.set.lock()?;
             if self.whole_file {
@@ -213,6 +214,7 @@ impl Commit for StoreCommit {
 
     fn finish(&self) -> Result<()> {
         let mut all = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set.check_directories()?;
         for (entry, begun) in self.entries.iter().zip(all.iter()) {
             let _lock = self.set.lock()?;
             if self.whole_file {
