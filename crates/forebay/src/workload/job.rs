@@ -76,7 +76,7 @@ pub enum Memory {
     },
 }
 
-/// What one process does in each loop. See the [module documentation](super).
+/// What one process does in each loop.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// The files: loop `n` uses the one at `n` modulo their number.

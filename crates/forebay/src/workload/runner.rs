@@ -28,7 +28,7 @@ use super::report::{LoopReport, Moved, ProcessReport, Way};
 /// Bytes that are made, or read back, at a time: a multiple of what direct I/O moves.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Carries a job out. See the [module documentation](self).
+/// Carries a job out.
 #[derive(Debug)]
 pub struct Runner {
     job: Job,

@@ -64,7 +64,7 @@ pub struct Bandwidth {
     pub bytes_per_second: Vec<f64>,
 }
 
-/// The sum of one way. See the [module documentation](self).
+/// The sum of one way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Which way.
