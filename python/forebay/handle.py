@@ -91,8 +91,8 @@ class Handle:
     Notes
     -----
     A handle that is given none of ``engine``, ``block_size``, ``queue_depth``,
-    ``intra_op_parallelism``, ``single_submit``, ``sqpoll`` and ``iopoll`` takes what ``forebay tune``
-    stored for a drive, for files on that drive.
+    ``intra_op_parallelism``, ``single_submit``, ``sqpoll`` and ``iopoll`` takes what
+    ``forebay tune`` stored for a drive, for files on that drive.
 
     Files hold the bytes of arrays and nothing else: dtype and shape aren't stored.
 
