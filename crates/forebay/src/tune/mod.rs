@@ -6,5 +6,7 @@ mod search;
 mod simulation;
 mod space;
 
-pub use search::{Dropped, Limits, Measure, Measured, Outcome, Progress, Sample, TOLERANCE, search};
+pub use search::{
+    Dropped, Limits, Measure, Measured, Outcome, Progress, Sample, TOLERANCE, search,
+};
 pub use space::{AioBlock, Candidate, Space};

@@ -15,6 +15,8 @@ pub(crate) const Z_95: f64 = 1.645;
 /// For a bound that holds in 99.87 % of cases: many candidates are compared at once.
 pub(crate) const Z_MANY: f64 = 3.0;
 
+/// Fewest candidates whose own variance can be told.
+const SPREAD_MIN: usize = 5;
 /// Draws from which a loss is estimated: its 95 % quantile is then off by a twentieth or so.
 pub(crate) const DRAWS: usize = 1000;
 
@@ -55,7 +57,9 @@ impl Comparison {
         let squares: f64 = used
             .iter()
             .flat_map(|(weight, logs)| {
-                logs.iter().zip(&estimates).map(move |(log, (_, mean))| weight * (log - mean).powi(2))
+                logs.iter()
+                    .zip(&estimates)
+                    .map(move |(log, (_, mean))| weight * (log - mean).powi(2))
             })
             .sum();
         let freedom = as_float(used.len().saturating_sub(1) as u64)
@@ -82,22 +86,51 @@ impl Comparison {
         }
     }
 
-    /// Draws what is lost by going on with `kept` alone: how much better the best of all is than
-    /// the best of those, in logarithms, where each is as its estimate says, give or take chance.
-    pub(crate) fn draw_losses(&self, kept: &[usize], random: &mut fastrand::Rng) -> Vec<f64> {
-        let deviation = self.error(Z_95) / Z_95 / 2.0_f64.sqrt();
-        if !deviation.is_finite() {
+    /// How widely the candidates themselves differ, as a variance, chance taken out: at the most,
+    /// with 95 % confidence. `None` where there are too few to tell.
+    pub(crate) fn true_variance(&self, among: &[usize]) -> Option<f64> {
+        let values: Vec<f64> =
+            among.iter().filter_map(|candidate| self.estimate(*candidate)).collect();
+        if values.len() < SPREAD_MIN || !self.variance.is_finite() {
+            return None;
+        }
+        let freedom = as_float(values.len() as u64 - 1);
+        let mean = values.iter().sum::<f64>() / (freedom + 1.0);
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        Some((squares / chi_squared_low(freedom) - self.variance).max(0.0))
+    }
+
+    /// Draws what is lost by going on with `kept` alone: how much better the best of `among` is
+    /// than the best of those, in logarithms.
+    ///
+    /// Each is drawn from what is known of it: its estimate, drawn in towards the mean of all by as
+    /// much as chance has spread the estimates beyond the candidates' own variance (empirical
+    /// Bayes: Efron and Morris, "Data analysis using Stein's estimator and its generalizations",
+    /// 1975). Without a variance of their own, estimates are taken as they are.
+    pub(crate) fn draw_losses(
+        &self,
+        among: &[usize],
+        kept: &[usize],
+        true_variance: Option<f64>,
+        random: &mut fastrand::Rng,
+    ) -> Vec<f64> {
+        let error = self.error(Z_95) / Z_95 / 2.0_f64.sqrt();
+        if !error.is_finite() {
             return vec![f64::INFINITY; DRAWS];
         }
-        let stays: Vec<(f64, bool)> = self
-            .estimates
+        let trust = true_variance.map_or(1.0, |own| own / (own + error.powi(2)));
+        let trust = if trust.is_nan() { 1.0 } else { trust };
+        let deviation = error * trust.sqrt();
+        let known: Vec<(f64, bool)> = among
             .iter()
-            .map(|(candidate, estimate)| (*estimate, kept.contains(candidate)))
+            .filter_map(|candidate| Some((self.estimate(*candidate)?, kept.contains(candidate))))
             .collect();
+        let mean = known.iter().map(|(estimate, _)| estimate).sum::<f64>()
+            / as_float(known.len().max(1) as u64);
         let mut draw = || {
             let (mut best, mut best_kept) = (f64::NEG_INFINITY, f64::NEG_INFINITY);
-            for (estimate, stays) in &stays {
-                let drawn = estimate + deviation * normal(random);
+            for (estimate, stays) in &known {
+                let drawn = mean + trust * (estimate - mean) + deviation * normal(random);
                 best = best.max(drawn);
                 if *stays {
                     best_kept = best_kept.max(drawn);
@@ -123,13 +156,19 @@ fn centred_logs(round: &Round, among: &[usize]) -> Option<Vec<f64>> {
 /// The quantile of Student's t for that of the normal distribution: Abramowitz and Stegun,
 /// Handbook of Mathematical Functions, 26.7.5.
 fn student(z: f64, freedom: f64) -> f64 {
-    let odd = |factors: [f64; 5]| {
-        factors.iter().rev().fold(0.0, |sum, factor| sum * z * z + factor) * z
-    };
+    let odd =
+        |factors: [f64; 5]| factors.iter().rev().fold(0.0, |sum, factor| sum * z * z + factor) * z;
     z + odd([1.0, 1.0, 0.0, 0.0, 0.0]) / (4.0 * freedom)
         + odd([3.0, 16.0, 5.0, 0.0, 0.0]) / (96.0 * freedom.powi(2))
         + odd([-15.0, 17.0, 19.0, 3.0, 0.0]) / (384.0 * freedom.powi(3))
         + odd([-945.0, -1920.0, 1482.0, 776.0, 79.0]) / (92160.0 * freedom.powi(4))
+}
+
+/// The 5 % quantile of the chi-squared distribution: Wilson and Hilferty, "The distribution of
+/// chi-square", 1931.
+fn chi_squared_low(freedom: f64) -> f64 {
+    let part = 2.0 / (9.0 * freedom);
+    freedom * (1.0 - part - Z_95 * part.sqrt()).powi(3)
 }
 
 /// A draw from the normal distribution: Box and Muller, "A note on the generation of random normal
@@ -201,6 +240,14 @@ mod tests {
         {
             let found = student(z, freedom);
             assert!((found / table - 1.0).abs() < 0.01, "{found} {table}");
+        }
+    }
+
+    #[test]
+    fn quantiles_of_chi_squared_match_the_tables() {
+        for (freedom, table) in [(4.0, 0.711), (10.0, 3.940), (100.0, 77.929)] {
+            let found = chi_squared_low(freedom);
+            assert!((found / table - 1.0).abs() < 0.03, "{found} {table}");
         }
     }
 

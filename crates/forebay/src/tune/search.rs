@@ -173,6 +173,7 @@ pub fn search(
         moved_bytes: 0,
         bytes: least,
         losses: vec![0.0; DRAWS],
+        true_variance: None,
     };
     while search.alive.len() > FINALISTS_MAX {
         if !search.rung()? {
@@ -197,6 +198,8 @@ struct Search<'a> {
     bytes: u64,
     /// What the cuts so far have lost, drawn.
     losses: Vec<f64>,
+    /// How widely those that were left at the last cut differ.
+    true_variance: Option<f64>,
 }
 
 impl Search<'_> {
@@ -219,9 +222,11 @@ impl Search<'_> {
         }
         let comparison = Comparison::new(&self.rounds, &self.alive);
         self.drop_slower(&comparison);
-        let places = self.alive.len().min(comparison.estimates.len().div_ceil(CUT));
+        let fast = self.alive.clone();
+        self.true_variance = comparison.true_variance(&fast).or(self.true_variance);
+        let places = fast.len().min(comparison.estimates.len().div_ceil(CUT));
         self.drop_behind(&comparison, places);
-        let losses = comparison.draw_losses(&self.alive, self.random);
+        let losses = comparison.draw_losses(&fast, &self.alive, self.true_variance, self.random);
         self.losses = sums(&self.losses, &losses);
         Ok(true)
     }
@@ -325,7 +330,8 @@ impl Search<'_> {
     /// What may be lost by taking `winner`, with 95 % confidence, as a share.
     fn uncertainty(&mut self, comparison: &Comparison, winner: usize) -> f64 {
         let last = if comparison.estimates.len() > 1 {
-            comparison.draw_losses(&[winner], self.random)
+            let all: Vec<usize> = comparison.estimates.iter().map(|(index, _)| *index).collect();
+            comparison.draw_losses(&all, &[winner], self.true_variance, self.random)
         } else {
             vec![0.0; DRAWS]
         };
@@ -335,8 +341,7 @@ impl Search<'_> {
     fn conclude(mut self) -> Outcome {
         let last = Comparison::new(&self.rounds, &self.alive);
         let winner = self.choose(&last);
-        let uncertainty =
-            winner.map_or(f64::INFINITY, |winner| self.uncertainty(&last, winner));
+        let uncertainty = winner.map_or(f64::INFINITY, |winner| self.uncertainty(&last, winner));
         Outcome {
             rounds: self.rounds,
             dropped: self.dropped,

@@ -263,8 +263,8 @@ fn parse_all<T: PartialEq>(
 ) -> Result<Vec<T>> {
     let mut parsed = Vec::new();
     for value in values {
-        let value = parse(value)
-            .ok_or_else(|| invalid(format!("{value} can't be a value of {key}")))?;
+        let value =
+            parse(value).ok_or_else(|| invalid(format!("{value} can't be a value of {key}")))?;
         if !parsed.contains(&value) {
             parsed.push(value);
         }
