@@ -137,6 +137,14 @@ impl Outcome {
         self.uncertainty <= TOLERANCE
     }
 
+    /// Why a candidate can't be had here, if one can't.
+    pub fn reason(&self) -> Option<&str> {
+        self.dropped.iter().find_map(|dropped| match dropped {
+            Some(Dropped::Unavailable(reason)) => Some(reason.as_str()),
+            _ => None,
+        })
+    }
+
     /// The samples of a candidate, in the order in which they were taken.
     pub fn samples(&self, candidate: usize) -> Vec<Measured> {
         let taken = |round: &Round| {
@@ -317,13 +325,7 @@ impl Search<'_> {
 
     /// The least costly of the fastest.
     fn choose(&self, comparison: &Comparison) -> Option<usize> {
-        let (_, best) = comparison.leader()?;
-        let tied: Vec<usize> = comparison
-            .estimates
-            .iter()
-            .filter(|(_, estimate)| best - estimate <= TIE)
-            .map(|(candidate, _)| *candidate)
-            .collect();
+        let tied = tied(&comparison.estimates);
         cheapest(&tied, self.candidates, &self.rounds)
     }
 
@@ -355,6 +357,13 @@ impl Search<'_> {
 
 fn sums(one: &[f64], other: &[f64]) -> Vec<f64> {
     one.iter().zip(other).map(|(one, other)| one + other).collect()
+}
+
+/// Those of candidates and their estimates that are as fast as the fastest.
+pub(crate) fn tied(estimates: &[(usize, f64)]) -> Vec<usize> {
+    let best = estimates.iter().map(|(_, estimate)| *estimate).fold(f64::NEG_INFINITY, f64::max);
+    let close = estimates.iter().filter(|(_, estimate)| best - estimate <= TIE);
+    close.map(|(candidate, _)| *candidate).collect()
 }
 
 /// Of candidates that are equally fast, the one that takes least processor time; of those that

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::ByteSize;
+use crate::{Best, ByteSize};
 use crate::io::{EngineChoice, EngineKind, Error, ErrorKind, Options, Result};
 
 /// Keys of a sweep configuration, for the error that names them.
@@ -19,7 +19,7 @@ const PRODUCT_MAX: usize = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Candidate {
     /// Which engine moves the blocks.
-    #[serde(with = "engine_name")]
+    #[serde(with = "crate::profile::engine_name")]
     pub engine: EngineKind,
     /// Whether each transfer is handed to the kernel by a call of its own.
     pub single_submit: bool,
@@ -54,6 +54,20 @@ impl Candidate {
     }
 }
 
+impl Candidate {
+    /// These options with the rate that they came to, for a profile.
+    pub fn best(&self, bytes_per_second: f64) -> Best {
+        Best {
+            engine: self.engine,
+            block_size: self.block_size,
+            queue_depth: self.queue_depth,
+            parallelism: self.parallelism,
+            single_submit: self.single_submit,
+            bytes_per_second,
+        }
+    }
+}
+
 /// The block `"aio"` of a DeepSpeed configuration, and the arguments of `forebay.aio_handle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct AioBlock {
@@ -73,31 +87,6 @@ impl From<Candidate> for AioBlock {
             single_submit: candidate.single_submit,
             // Submission and completion always overlap here, and do by default in DeepSpeed.
             overlap_events: true,
-        }
-    }
-}
-
-/// Engines by their names in JSON.
-pub(crate) mod engine_name {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::io::{EngineChoice, EngineKind};
-
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-    pub(crate) fn serialize<S: Serializer>(
-        engine: &EngineKind,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(engine.name())
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<EngineKind, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        match name.parse() {
-            Ok(EngineChoice::Named(kind)) => Ok(kind),
-            _ => Err(serde::de::Error::custom(format!("{name:?} is no engine"))),
         }
     }
 }
