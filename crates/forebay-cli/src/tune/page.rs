@@ -16,7 +16,7 @@ const SHADE_MIN: f64 = 0.06;
 /// How much more opacity the fastest gets.
 const SHADE_RANGE: f64 = 0.89;
 /// From this opacity on, text on a shade is that of the background.
-const STRONG_MIN: f64 = 0.55;
+const STRONG_MIN: f64 = 0.68;
 
 /// One way: its name, and where its rate is.
 #[derive(Clone, Copy)]

@@ -45,12 +45,12 @@ fn target_lines(target: &Target, verbose: bool, output: &Output) -> Vec<String> 
         .collect();
     let title = format!("{}{}", if target.striped { "striped: " } else { "" }, names.join(" + "));
     let mut lines = vec![output.styled(Style::new().bold(), &title)];
-    lines.push(format!("  {:8}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
+    lines.push(format!("  {:10}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
     lines.extend(target.read.as_ref().map(|winner| winner_line("read", winner, winner.read)));
     lines.extend(target.write.as_ref().map(|winner| winner_line("write", winner, winner.write)));
     if let Some(both) = &target.both {
-        lines.push(winner_line("both, rd", both, both.read));
-        lines.push(winner_line("both, wr", both, both.write));
+        lines.push(winner_line("both read", both, both.read));
+        lines.push(winner_line("both write", both, both.write));
     }
     if verbose {
         lines.extend(candidate_lines(target));
@@ -95,7 +95,7 @@ fn winner_line(name: &str, winner: &Winner, summary: Option<Summary>) -> String 
         }
         None => String::new(),
     };
-    format!("  {name:8}{columns} {rates}{verdict}")
+    format!("  {name:10}{columns} {rates}{verdict}")
 }
 
 fn rate_columns(found: &Summary) -> String {
@@ -123,7 +123,7 @@ fn candidate_lines(target: &Target) -> Vec<String> {
             );
             let name = if read { "read" } else { "write" };
             let samples = summary.samples;
-            format!("  {name:8}{columns} {}  {samples} samples", rate_columns(&summary))
+            format!("  {name:10}{columns} {}  {samples} samples", rate_columns(&summary))
         }));
     }
     lines
