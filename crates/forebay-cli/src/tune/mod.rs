@@ -42,7 +42,7 @@ pub(crate) struct Options {
     #[arg(long, alias = "nvme_dir", value_name = "DIR", num_args = 1..)]
     nvme_dir: Vec<PathBuf>,
 
-    /// Search these values only: a JSON object of lists, as ds_nvme_tune takes it
+    /// Search these values only: a JSON object of lists, as DeepSpeed's tuner takes it
     #[arg(long, alias = "sweep_config", value_name = "FILE")]
     sweep_config: Option<PathBuf>,
 
@@ -156,7 +156,9 @@ fn stop(error: anyhow::Error, signals: &Signals) -> anyhow::Result<u8> {
     let cause = error.downcast_ref::<forebay::io::Error>();
     match (cause.map(forebay::io::Error::kind), signals.exit_code()) {
         (Some(ErrorKind::Cancelled), Some(code)) => {
-            complain("forebay: interrupted; the same command goes on from here, with --restart anew");
+            complain(
+                "forebay: interrupted; the same command goes on from here, with --restart anew",
+            );
             Ok(code)
         }
         (Some(ErrorKind::Unsupported | ErrorKind::OutOfMemory | ErrorKind::Closed), _) => {

@@ -219,11 +219,8 @@ fn cell(rate: Option<&Rate>, is_winner: bool, (least, most): (f64, f64)) -> Stri
     let place = (found.bytes_per_second - least) / (most - least).max(1.0);
     let shade = SHADE_MIN + SHADE_RANGE * place;
     let mut classes = Vec::new();
-    let marks = [
-        (shade >= STRONG_MIN, "strong"),
-        (rate.dropped.is_none(), "last"),
-        (is_winner, "best"),
-    ];
+    let marks =
+        [(shade >= STRONG_MIN, "strong"), (rate.dropped.is_none(), "last"), (is_winner, "best")];
     classes.extend(marks.into_iter().filter(|(holds, _)| *holds).map(|(_, name)| name));
     let above = if rate.above_device { " ↑" } else { "" };
     format!(

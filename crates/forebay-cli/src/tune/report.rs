@@ -200,9 +200,8 @@ fn warnings_of(target: &Target, places: &[Place], carries: Option<f64>) -> Vec<S
         ));
     }
     if all().any(|(_, summary)| summary.is_some_and(|summary| summary.buffered)) {
-        warnings.push(
-            "the file system doesn't take direct I/O: the page cache is measured".to_owned(),
-        );
+        warnings
+            .push("the file system doesn't take direct I/O: the page cache is measured".to_owned());
     }
     for (name, winner) in [("reading", &target.read), ("writing", &target.write)] {
         let verdict = winner.as_ref().and_then(|winner| winner.verdict);

@@ -37,7 +37,8 @@ impl Run<'_> {
         let mut journal = Journal::open(&path, &about, self.seed, self.options.restart)?;
         let earlier = journal.earlier_count();
         if earlier > 0 {
-            let count = if earlier == 1 { "1 sample".to_owned() } else { format!("{earlier} samples") };
+            let count =
+                if earlier == 1 { "1 sample".to_owned() } else { format!("{earlier} samples") };
             complain(&format!("going on after {count} of an interrupted run"));
         }
         let settings = Settings {

@@ -91,8 +91,13 @@ impl<'a> Drive<'a> {
                 self.check_interruption()?;
                 random.fill(memory.as_mut_slice());
                 let length = FILL_BYTES.min(self.file_bytes - offset);
-                let operation =
-                    handle.submit_owned(Direction::Store, file, offset, memory, in_memory(length)?)?;
+                let operation = handle.submit_owned(
+                    Direction::Store,
+                    file,
+                    offset,
+                    memory,
+                    in_memory(length)?,
+                )?;
                 memory = operation.wait()?;
                 offset += length;
             }

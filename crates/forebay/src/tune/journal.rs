@@ -132,7 +132,8 @@ impl Journal {
 
 /// The seed, the samples and the length of the whole lines of a journal about the same.
 fn parse(text: &[u8], about: &Value) -> Option<(u64, VecDeque<Entry>, u64)> {
-    let mut lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
+    let mut lines =
+        text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
     let first = lines.next()?;
     let header: Header = serde_json::from_slice(first).ok()?;
     if header.version != VERSION || header.about != *about {

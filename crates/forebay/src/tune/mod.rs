@@ -20,5 +20,7 @@ mod space;
 pub use drive::{Drive, DriveOptions};
 pub use journal::Journal;
 pub use run::{Settings, Summary, Tuning, Way, tune};
-pub use search::{Dropped, Limits, Measure, Measured, Outcome, Progress, Sample, TOLERANCE, search};
+pub use search::{
+    Dropped, Limits, Measure, Measured, Outcome, Progress, Sample, TOLERANCE, search,
+};
 pub use space::{AioBlock, Candidate, Space};

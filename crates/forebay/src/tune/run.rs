@@ -244,8 +244,8 @@ impl<'a> Joint<'a> {
     ) -> Result<()> {
         self.rounds = directions.iter().map(|direction| (*direction, Vec::new())).collect();
         for _ in 0..JOINT_ROUNDS {
-            for way in 0..directions.len() {
-                let round = self.round(among, directions[way], random, measure)?;
+            for (way, direction) in directions.iter().enumerate() {
+                let round = self.round(among, *direction, random, measure)?;
                 self.rounds[way].1.push(round);
             }
         }
@@ -397,8 +397,8 @@ mod tests {
     #[test]
     fn a_machine_on_which_nothing_works_says_why() {
         let space = Space::standard(vec![EngineKind::Aio], 2);
-        let error = tune(&Settings { space, ..settings() }, &mut Simple { moved_bytes: 0 })
-            .unwrap_err();
+        let error =
+            tune(&Settings { space, ..settings() }, &mut Simple { moved_bytes: 0 }).unwrap_err();
         assert!(error.to_string().contains("no aio here"), "{error}");
     }
 

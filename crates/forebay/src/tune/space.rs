@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{Best, ByteSize};
 use crate::io::{EngineChoice, EngineKind, Error, ErrorKind, Options, Result};
+use crate::{Best, ByteSize};
 
 /// Keys of a sweep configuration, for the error that names them.
 const KEYS: &str = "engine, block_size, queue_depth, intra_op_parallelism (or io_parallel), \
@@ -323,7 +323,7 @@ mod tests {
             (r#"{"single_submit": ["yes"]}"#, "yes"),
             (r#"{"engine": ["auto"]}"#, "auto"),
             (r#"{"io_parallel": [1], "intra_op_parallelism": [2]}"#, "twice"),
-            (r#"[1]"#, "JSON object"),
+            ("[1]", "JSON object"),
             ("", "JSON object"),
         ] {
             let error = Space::from_sweep(text, &ENGINES).unwrap_err();
