@@ -11,7 +11,7 @@ use clap_complete::Shell;
 use forebay::ByteSize;
 use serde::Serialize;
 
-use crate::{deepspeed, report};
+use crate::{deepspeed, report, tune};
 
 /// What holds for all subcommands.
 const AFTER_HELP: &str = "\
@@ -69,6 +69,9 @@ pub(crate) enum Subcommand {
 
     /// Store and load real tensors, check every byte, and compare with other ways
     Quickstart(Quickstart),
+
+    /// Find the options that drives do best with, and store them for handles
+    Tune(Box<tune::Options>),
 
     /// Have DeepSpeed's swapping use Forebay, or see whether it does
     Deepspeed(deepspeed::Options),

@@ -22,7 +22,9 @@ mod io;
 mod output;
 mod pages;
 mod report;
+mod scratch;
 mod signals;
+mod tune;
 
 use std::ffi::OsString;
 
@@ -52,6 +54,7 @@ fn carry_out(subcommand: Subcommand, host: &dyn Host, output: &Output) -> anyhow
         Subcommand::Deepspeed(options) => deepspeed::run(&options, host, output),
         Subcommand::Bench(options) => bench::run(&options, host, output),
         Subcommand::Io(options) => io::run(&options, host, output),
+        Subcommand::Tune(options) => tune::run(&options, output),
         Subcommand::Completions { shell } => pages::completions(shell, output),
         Subcommand::Man { dir } => pages::man(dir.as_deref(), output),
     }

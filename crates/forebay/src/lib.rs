@@ -15,6 +15,7 @@ pub mod report;
 mod size;
 pub mod stripe;
 pub mod topology;
+pub mod tune;
 pub mod workload;
 
 pub use forebay_io as io;

@@ -73,19 +73,19 @@ impl From<Best> for Tuning {
 }
 
 /// Engines by their names in JSON.
-mod engine_name {
+pub(crate) mod engine_name {
     use forebay_io::{EngineChoice, EngineKind};
     use serde::{Deserialize, Deserializer, Serializer};
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-    pub(super) fn serialize<S: Serializer>(
+    pub(crate) fn serialize<S: Serializer>(
         engine: &EngineKind,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(engine.name())
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<EngineKind, D::Error> {
         let name = String::deserialize(deserializer)?;

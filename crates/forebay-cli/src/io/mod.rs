@@ -13,7 +13,6 @@ mod crew;
 mod place;
 mod plan;
 mod protocol;
-mod scratch;
 mod show;
 mod worker;
 
@@ -29,6 +28,7 @@ use show::{Progress, Result as Shown};
 use crate::exit::{Exit, Failure};
 use crate::host::Host;
 use crate::output::Output;
+use crate::scratch::Scratch;
 use crate::signals::Signals;
 
 /// Runs the subcommand.
@@ -43,8 +43,7 @@ pub(crate) fn run(options: &Io, host: &dyn Host, output: &Output) -> Result<u8> 
     let signals = Signals::take()?;
     let mut scratches = Vec::new();
     for directory in &plan.directories {
-        scratch::remove_stale(directory);
-        scratches.push(scratch::Scratch::new(directory).map_err(|error| {
+        scratches.push(Scratch::new(directory, "io").map_err(|error| {
             let text = format!("cannot write in {}: {error}", directory.display());
             Failure::environment(format!("{text}; pass another --dir"))
         })?);

@@ -6,8 +6,8 @@ use anyhow::Result;
 use forebay::workload::{HandleOptions, Job, Memory, REQUESTS_MAX, Way};
 
 use super::arguments::{Io, MemoryKind, Order, name_of};
-use super::scratch::Scratch;
 use crate::exit::Failure;
+use crate::scratch::Scratch;
 
 /// What is going to be done.
 #[derive(Debug)]

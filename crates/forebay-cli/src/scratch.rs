@@ -11,25 +11,27 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const PREFIX: &str = "forebay-io-";
-const LOCK: &str = ".forebay-io.lock";
+const LOCK: &str = ".forebay.lock";
 /// Attempts at a name that nobody has, or at a directory that another run takes for a leftover.
 const TRIES: u32 = 10;
 
 /// A directory that is removed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     path: PathBuf,
     _lock: File,
 }
 
 impl Scratch {
-    /// Makes a directory in `directory`.
-    pub(super) fn new(directory: &Path) -> io::Result<Self> {
+    /// Makes a directory in `directory` for a subcommand, after removing what killed runs of it
+    /// have left there.
+    pub(crate) fn new(directory: &Path, subcommand: &str) -> io::Result<Self> {
+        let prefix = format!("forebay-{subcommand}-");
+        remove_stale(directory, &prefix);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut last = ErrorKind::AlreadyExists.into();
         for attempt in 0..TRIES {
-            let name = format!("{PREFIX}{}-{}-{attempt}", process::id(), started.subsec_nanos());
+            let name = format!("{prefix}{}-{}-{attempt}", process::id(), started.subsec_nanos());
             let path = directory.join(name);
             match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => last = error,
@@ -47,7 +49,7 @@ impl Scratch {
         Err(last)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -74,10 +76,10 @@ fn lock_new(path: &Path) -> io::Result<File> {
 }
 
 /// Removes the directories that killed runs have left; one that can't be removed stays.
-pub(super) fn remove_stale(directory: &Path) {
+fn remove_stale(directory: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let ours = entry.file_name().to_string_lossy().starts_with(prefix);
         if ours && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             // What can't be looked at can't be told from a live run's.
             let _ = remove_if_stale(&entry.path());
@@ -106,16 +108,15 @@ mod tests {
     #[test]
     fn only_what_a_dead_run_left_is_removed() {
         let directory = tempfile::tempdir().unwrap();
-        let live = Scratch::new(directory.path()).unwrap();
-        let other = Scratch::new(directory.path()).unwrap();
-        let dead = directory.path().join("forebay-io-1-2-3");
+        let live = Scratch::new(directory.path(), "tune").unwrap();
+        let dead = directory.path().join("forebay-tune-1-2-3");
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join(LOCK), "").unwrap();
-        fs::write(dead.join("file-0-0"), "left").unwrap();
-        let mine = directory.path().join("forebay-io-mine");
+        fs::write(dead.join("file"), "left").unwrap();
+        let mine = directory.path().join("forebay-tune-mine");
         fs::create_dir(&mine).unwrap();
         fs::write(mine.join("w.bin"), "mine").unwrap();
-        remove_stale(directory.path());
+        let other = Scratch::new(directory.path(), "tune").unwrap();
         assert!(!dead.exists());
         assert_eq!(fs::read(mine.join("w.bin")).unwrap(), b"mine");
         assert!(live.path().exists() && other.path().exists());

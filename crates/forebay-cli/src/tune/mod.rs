@@ -1,0 +1,225 @@
+//! `forebay tune`: finds the options that drives do best with, and stores them for handles.
+//!
+//! How it is searched is in [`forebay::tune`]; here are the options, one run for each directory and
+//! one over all of them, and what is shown of it: text, JSON, a page.
+
+mod page;
+mod place;
+mod profiles;
+mod report;
+mod target;
+mod text;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::ArgGroup;
+use forebay::ByteSize;
+use forebay::io::{EngineKind, ErrorKind, probe_engines};
+use forebay::tune::Space;
+
+use self::place::Place;
+use self::report::Report;
+use crate::exit::{Exit, Failure};
+use crate::output::{Output, complain};
+use crate::signals::Signals;
+
+/// Options of `forebay tune`.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
+#[command(
+    group(ArgGroup::new("what").required(true).args(["nvme_dir", "show", "forget"])),
+    after_help = "Examples:\n  forebay tune --nvme-dir /nvme\n  \
+    forebay tune --nvme-dir /nvme0 /nvme1 --no-write\n  \
+    forebay tune --nvme-dir /nvme --json | jq '.targets[0].block' > aio.json\n  \
+    forebay tune --show\n  forebay tune --forget /nvme\n\n\
+    The flags are those of ds_nvme_tune, with - or _. No root is needed."
+)]
+pub(crate) struct Options {
+    /// Directories to tune: each alone, and several striped
+    #[arg(long, alias = "nvme_dir", value_name = "DIR", num_args = 1..)]
+    nvme_dir: Vec<PathBuf>,
+
+    /// Search these values only: a JSON object of lists, as DeepSpeed's tuner takes it
+    #[arg(long, alias = "sweep_config", value_name = "FILE")]
+    sweep_config: Option<PathBuf>,
+
+    /// Leave reading out
+    #[arg(long, alias = "no_read", conflicts_with = "no_write")]
+    no_read: bool,
+
+    /// Leave writing out; a file to read is written all the same
+    #[arg(long, alias = "no_write")]
+    no_write: bool,
+
+    /// Bytes of the file, and of one pass over it [default: 1G, less where there is less room]
+    #[arg(long, alias = "io_size", value_name = "SIZE")]
+    io_size: Option<ByteSize>,
+
+    /// Passes over the grid that the search may take a fifth of
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    loops: u32,
+
+    /// Move to and from GPU memory
+    #[arg(long)]
+    gpu: bool,
+
+    /// Move to and from GPU memory by GPUDirect Storage
+    #[arg(long)]
+    gds: bool,
+
+    /// Drop the file from the page cache before each sample; direct I/O goes around it anyway
+    #[arg(long, alias = "flush_page_cache")]
+    flush_page_cache: bool,
+
+    /// Where journals and the page are kept [default: the user's directory for state]
+    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+
+    /// Throw away what an interrupted run has measured
+    #[arg(long)]
+    restart: bool,
+
+    /// Show every candidate
+    #[arg(long)]
+    verbose: bool,
+
+    /// Show what is stored
+    #[arg(long)]
+    show: bool,
+
+    /// Forget what is stored of the drives under directories, or of all
+    #[arg(long, value_name = "DIR", num_args = 0.., conflicts_with_all = ["nvme_dir", "show"])]
+    forget: Option<Vec<PathBuf>>,
+}
+
+pub(crate) fn run(options: &Options, output: &Output) -> anyhow::Result<u8> {
+    if options.show {
+        return profiles::show(output);
+    }
+    if let Some(directories) = &options.forget {
+        return profiles::forget(directories, output);
+    }
+    if options.gpu || options.gds {
+        let text = "no GPU memory can be tuned for here: this version moves host memory only; \
+            leave --gpu and --gds out";
+        return Err(Failure::environment(text).into());
+    }
+    let space = space_of(options)?;
+    let log = log_directory(options)?;
+    let places = places_of(options)?;
+    let signals = Signals::take()?;
+    match tune_all(options, &space, &log, &places, &signals) {
+        Ok(report) => show(&report, options, output),
+        Err(error) => stop(error, &signals),
+    }
+}
+
+/// Tunes each place, then all together.
+fn tune_all(
+    options: &Options,
+    space: &Space,
+    log: &Path,
+    places: &[Place],
+    signals: &Signals,
+) -> anyhow::Result<Report> {
+    let io_bytes = place::io_bytes(options.io_size, places)?;
+    let run = target::Run { options, space, io_bytes, log, signals, seed: seed() };
+    let mut targets = Vec::new();
+    for place in places {
+        targets.push(run.tune(std::slice::from_ref(place))?);
+    }
+    if places.len() > 1 {
+        targets.push(run.tune(places)?);
+    }
+    let page = log.join("forebay-tune.html");
+    let mut report = Report::new(io_bytes, options.loops, targets);
+    fs::write(&page, page::render(&report))
+        .with_context(|| format!("cannot write {}", page.display()))?;
+    report.page = Some(page.display().to_string());
+    Ok(report)
+}
+
+fn show(report: &Report, options: &Options, output: &Output) -> anyhow::Result<u8> {
+    if output.is_json() {
+        output.object("tune", report)?;
+    } else {
+        output.text(&text::render(report, options.verbose, output))?;
+    }
+    Ok(Exit::Done as u8)
+}
+
+/// Says why it ended early, and how to go on.
+fn stop(error: anyhow::Error, signals: &Signals) -> anyhow::Result<u8> {
+    let cause = error.downcast_ref::<forebay::io::Error>();
+    match (cause.map(forebay::io::Error::kind), signals.exit_code()) {
+        (Some(ErrorKind::Cancelled), Some(code)) => {
+            complain(
+                "forebay: interrupted; the same command goes on from here, with --restart anew",
+            );
+            Ok(code)
+        }
+        (Some(ErrorKind::Unsupported | ErrorKind::OutOfMemory | ErrorKind::Closed), _) => {
+            Err(Failure::environment(format!("{error:#}")).into())
+        }
+        _ if cause.and_then(forebay::io::Error::os_code).is_some_and(is_of_the_place) => {
+            Err(Failure::environment(format!("{error:#}")).into())
+        }
+        _ => Err(error),
+    }
+}
+
+/// Whether an error number is about what the directory can take: EACCES, EPERM, ENOSPC, EROFS,
+/// EDQUOT, EFBIG.
+fn is_of_the_place(code: i32) -> bool {
+    [13, 1, 28, 30, 122, 27].contains(&code)
+}
+
+fn space_of(options: &Options) -> anyhow::Result<Space> {
+    let engines: Vec<EngineKind> = probe_engines()
+        .into_iter()
+        .filter(|probe| probe.available)
+        .map(|probe| probe.engine)
+        .collect();
+    let Some(path) = &options.sweep_config else {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        return Ok(Space::standard(engines, processors));
+    };
+    let unusable = |text: String| Failure::usage(format!("{}: {text}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
+    Ok(Space::from_sweep(&text, &engines).map_err(|error| unusable(error.to_string()))?)
+}
+
+fn log_directory(options: &Options) -> anyhow::Result<PathBuf> {
+    let directory = match &options.log_dir {
+        Some(directory) => directory.clone(),
+        None => forebay::config::state_directory()
+            .map(|state| state.join("tune"))
+            .ok_or_else(|| Failure::usage("there is no home for journals: say --log-dir"))?,
+    };
+    fs::create_dir_all(&directory).map_err(|error| {
+        Failure::environment(format!("cannot make {}: {error}", directory.display()))
+    })?;
+    Ok(directory)
+}
+
+fn places_of(options: &Options) -> anyhow::Result<Vec<Place>> {
+    let places: Result<Vec<Place>, Failure> =
+        options.nvme_dir.iter().map(|directory| Place::find(directory)).collect();
+    let places = places?;
+    for (index, place) in places.iter().enumerate() {
+        if places[..index].iter().any(|other| other.path == place.path) {
+            let text = format!("{} is given twice", place.path.display());
+            return Err(Failure::usage(text).into());
+        }
+    }
+    Ok(places)
+}
+
+/// What the order of samples is drawn by: the clock will do.
+fn seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::from(now.subsec_nanos()) ^ now.as_secs()
+}

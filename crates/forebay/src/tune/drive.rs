@@ -1,0 +1,288 @@
+//! Measures candidates on files: one, or one in each of several directories that work together.
+//!
+//! Transfers go around the page cache to and from pinned memory. Making a handle, and its first
+//! transfers, which register memory, aren't part of the time; making bytes durable is part of a
+//! store's. Bytes are random, since drives compress, and are stored over those that are there, as
+//! swapping does.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::rounds::as_float;
+use super::search::{Measure, Progress, Sample};
+use super::space::Candidate;
+use crate::io::memory::ALIGNMENT_DEFAULT;
+use crate::io::{
+    Direction, Durability, Error, ErrorKind, Handle, Options, OwnedMemory, Pool, PoolOptions,
+    Result, usage,
+};
+
+/// Bytes that are made up and stored at once when a file is made.
+const FILL_BYTES: u64 = 16 << 20;
+/// What a directory moves of a sample is a multiple of this.
+const GRANULE: u64 = 64 << 10;
+/// If more than one in this many bytes went through the page cache, the sample is said to.
+const BUFFERED_SHARE: u64 = 100;
+
+/// What a [`Drive`] works with.
+pub struct DriveOptions<'a> {
+    /// The files; each is made by [`Drive::new`]. Removing them is the caller's affair.
+    pub files: Vec<PathBuf>,
+    /// Bytes of all of them together.
+    pub io_bytes: u64,
+    /// Drop the files from the page cache before each sample.
+    pub flush_page_cache: bool,
+    /// Whether the run is to end, asked before each sample.
+    pub is_interrupted: &'a dyn Fn() -> bool,
+    /// Hears how far a search is.
+    pub on_progress: &'a dyn Fn(&Progress),
+}
+
+impl fmt::Debug for DriveOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriveOptions")
+            .field("files", &self.files)
+            .field("io_bytes", &self.io_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Files that candidates are measured on. See the [module documentation](self).
+#[derive(Debug)]
+pub struct Drive<'a> {
+    options: DriveOptions<'a>,
+    file_bytes: u64,
+    pool: Arc<Pool>,
+    handle: Option<(Candidate, Handle)>,
+    memory: Vec<OwnedMemory>,
+    position: u64,
+}
+
+impl<'a> Drive<'a> {
+    /// Makes the files, and fills them.
+    ///
+    /// # Errors
+    ///
+    /// What storing met; [`ErrorKind::Cancelled`] after an interruption.
+    pub fn new(options: DriveOptions<'a>) -> Result<Self> {
+        let share = options.io_bytes / options.files.len().max(1) as u64;
+        let file_bytes = share - share % GRANULE;
+        if file_bytes == 0 {
+            let text = format!("{} bytes are too few to measure with", options.io_bytes);
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        let pool = Pool::new(PoolOptions::default());
+        let (handle, memory) = (None, Vec::new());
+        let mut drive = Self { options, file_bytes, pool, handle, memory, position: 0 };
+        drive.fill()?;
+        Ok(drive)
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        let options = Options { pool: Some(Arc::clone(&self.pool)), ..Options::default() };
+        let handle = Handle::new(Options { durability: Durability::Data, ..options })?;
+        let mut memory = self.allocate(FILL_BYTES.min(self.file_bytes))?;
+        let mut random = fastrand::Rng::with_seed(0);
+        for file in &self.options.files {
+            let mut offset = 0;
+            while offset < self.file_bytes {
+                self.check_interruption()?;
+                random.fill(memory.as_mut_slice());
+                let length = FILL_BYTES.min(self.file_bytes - offset);
+                let operation = handle.submit_owned(
+                    Direction::Store,
+                    file,
+                    offset,
+                    memory,
+                    in_memory(length)?,
+                )?;
+                memory = operation.wait()?;
+                offset += length;
+            }
+        }
+        handle.close()
+    }
+
+    fn check_interruption(&self) -> Result<()> {
+        if (self.options.is_interrupted)() {
+            return Err(Error::new(ErrorKind::Cancelled, "interrupted"));
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<OwnedMemory> {
+        Ok(self.pool.allocate(in_memory(bytes)?, ALIGNMENT_DEFAULT)?.into())
+    }
+
+    /// Has memory of so many bytes for each file, with contents that don't compress.
+    fn provide(&mut self, bytes: u64) -> Result<()> {
+        let length = in_memory(bytes)?;
+        if self.memory.first().is_some_and(|memory| memory.as_slice().len() == length)
+            && self.memory.len() == self.options.files.len()
+        {
+            return Ok(());
+        }
+        self.memory.clear();
+        let mut random = fastrand::Rng::with_seed(bytes);
+        for _ in 0..self.options.files.len() {
+            let mut memory = self.allocate(bytes)?;
+            random.fill(memory.as_mut_slice());
+            self.memory.push(memory);
+        }
+        Ok(())
+    }
+
+    /// Has a handle with the options of the candidate.
+    fn select(&mut self, candidate: &Candidate) -> Result<()> {
+        if self.handle.as_ref().is_some_and(|(current, _)| current == candidate) {
+            return Ok(());
+        }
+        self.handle = None;
+        let options = Options {
+            durability: Durability::Data,
+            page_cache: false,
+            pool: Some(Arc::clone(&self.pool)),
+            ..candidate.options()
+        };
+        // Whatever keeps it from being made keeps it from being used.
+        let handle = Handle::new(options)
+            .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))?;
+        self.handle = Some((*candidate, handle));
+        Ok(())
+    }
+
+    /// Moves `bytes` of each file at once.
+    fn transfer(&mut self, direction: Direction, bytes: u64) -> Result<()> {
+        let Some((_, handle)) = &self.handle else { return Ok(()) };
+        let length = in_memory(bytes)?;
+        let mut operations = Vec::new();
+        for (file, memory) in self.options.files.iter().zip(self.memory.drain(..)) {
+            let operation = handle.submit_owned(direction, file, self.position, memory, length)?;
+            operations.push(operation);
+        }
+        for operation in operations {
+            self.memory.push(operation.wait()?);
+        }
+        Ok(())
+    }
+}
+
+impl Measure for Drive<'_> {
+    fn measure(
+        &mut self,
+        candidate: &Candidate,
+        direction: Direction,
+        bytes: u64,
+    ) -> Result<Sample> {
+        self.check_interruption()?;
+        let share = bytes / self.options.files.len() as u64;
+        let each = (share - share % GRANULE).clamp(GRANULE, self.file_bytes);
+        if self.position + each > self.file_bytes {
+            self.position = 0;
+        }
+        self.provide(each)?;
+        self.select(candidate)?;
+        if self.options.flush_page_cache {
+            self.options.files.iter().try_for_each(|file| usage::drop_cached(file))?;
+        }
+        let first = (candidate.block_size as u64).saturating_mul(candidate.parallelism as u64);
+        self.transfer(Direction::Load, first.min(each))?;
+        let buffered = self.buffered_bytes();
+        let (cpu, started) = (usage::processor_time(), Instant::now());
+        self.transfer(direction, each)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let cpu = usage::processor_time().saturating_sub(cpu).as_secs_f64();
+        let moved = each * self.options.files.len() as u64;
+        self.position += each;
+        Ok(Sample {
+            bytes_per_second: as_float(moved) / seconds,
+            cpu_seconds_per_gib: cpu * as_float(1 << 30) / as_float(moved),
+            buffered: self.buffered_bytes() - buffered > moved / BUFFERED_SHARE,
+        })
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        (self.options.on_progress)(progress);
+    }
+}
+
+impl Drive<'_> {
+    fn buffered_bytes(&self) -> u64 {
+        let stats = self.handle.as_ref().map(|(_, handle)| handle.stats()).unwrap_or_default();
+        stats.bytes_buffered + stats.bytes_cached
+    }
+}
+
+fn in_memory(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| {
+        Error::new(ErrorKind::InvalidInput, format!("{bytes} bytes don't fit in memory"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::io::EngineKind;
+    use crate::tune::Space;
+
+    fn measure_on(count: usize, io_bytes: u64) {
+        let directory = tempfile::tempdir().unwrap();
+        let files: Vec<PathBuf> =
+            (0..count).map(|index| directory.path().join(index.to_string())).collect();
+        let options = DriveOptions {
+            files: files.clone(),
+            io_bytes,
+            flush_page_cache: true,
+            is_interrupted: &|| false,
+            on_progress: &|_| (),
+        };
+        let mut drive = Drive::new(options).unwrap();
+        let before: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+        let candidate = Space::standard(vec![EngineKind::Threads], 1).modes()[0];
+        for direction in [Direction::Load, Direction::Store, Direction::Load] {
+            let sample = drive.measure(&candidate, direction, io_bytes / 3).unwrap();
+            assert!(sample.bytes_per_second > 0.0 && sample.bytes_per_second.is_finite());
+        }
+        for (file, before) in files.iter().zip(before) {
+            let after = fs::read(file).unwrap();
+            assert_eq!(after.len(), before.len(), "samples stay within the file");
+            assert!(after != vec![0; after.len()]);
+        }
+    }
+
+    #[test]
+    fn samples_stay_within_one_file_or_several() {
+        measure_on(1, 3 << 20);
+        measure_on(3, (7 << 20) + 12345);
+    }
+
+    #[test]
+    fn an_interruption_ends_it_before_the_next_sample() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = DriveOptions {
+            files: vec![directory.path().join("f")],
+            io_bytes: 1 << 20,
+            flush_page_cache: false,
+            is_interrupted: &|| true,
+            on_progress: &|_| (),
+        };
+        assert_eq!(Drive::new(options).unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+
+    #[test]
+    fn a_directory_that_fails_is_named() {
+        let options = DriveOptions {
+            files: vec![PathBuf::from("/no/such/place/f")],
+            io_bytes: 1 << 20,
+            flush_page_cache: false,
+            is_interrupted: &|| false,
+            on_progress: &|_| (),
+        };
+        let error = Drive::new(options).unwrap_err();
+        assert!(error.to_string().contains("/no/such/place"), "{error}");
+    }
+}
