@@ -11,12 +11,12 @@ import os
 import platform
 import re
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypedDict
 
-__all__ = ["Facts", "gather"]
+__all__ = ["Facts", "gather", "in_unicode", "installed_version"]
 
 _PACKAGES = ("forebay", "numpy", "torch", "deepspeed", "safetensors")
 _LIBRARIES = re.compile(r"^lib(cuda|cufile)\.so\.\d+$")
@@ -40,21 +40,30 @@ class Facts(TypedDict):
 
 def gather() -> Facts:
     """Return what is installed; imports neither frameworks nor anything of theirs."""
-    versions = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
+    versions = {package: installed_version(package) for package in _PACKAGES}
     return {
         "version": platform.python_version(),
-        "executable": _text(sys.executable or ""),
-        "packages": versions,
+        "executable": in_unicode(sys.executable or ""),
+        "packages": {name: found for name, found in versions.items() if found is not None},
         "torch_cuda": _torch_cuda(),
         "libraries": _libraries(),
         "deepspeed_hook": _deepspeed_hook(),
     }
 
 
-def _text(path: str | Path) -> str:
+def installed_version(package: str) -> str | None:
+    """Return a package's version, if it is installed.
+
+    What an installation that was broken off has left, a folder without metadata, isn't one.
+    """
+    for found in distributions(name=package):
+        metadata = found.metadata
+        if metadata is not None and "Version" in metadata:
+            return metadata["Version"]
+    return None
+
+
+def in_unicode(path: str | Path) -> str:
     """Return a path in characters that JSON has."""
     return os.fsencode(path).decode("utf-8", "replace")
 
@@ -77,7 +86,7 @@ def _libraries() -> list[str]:
     for folder in folders or ():
         with contextlib.suppress(OSError):
             libraries = Path(folder).glob("*/lib/lib*.so.*")
-            found += [_text(path) for path in libraries if _LIBRARIES.match(path.name)]
+            found += [in_unicode(path) for path in libraries if _LIBRARIES.match(path.name)]
     return sorted(found)
 
 

@@ -9,7 +9,11 @@ and removes the former.
 A :class:`FileStream` collects bytes in pinned memory and stores one buffer while the next is
 filled, so its memory is fixed. A failed store is kept and raised by :meth:`FileStream.flush` and
 :meth:`FileStream.finish`, not by ``write``: between a writer and its caller there may be code, such
-as torch's, that would put another error in its place.
+as torch's, that would put another error in its place. A ``write`` that is interrupted counts as
+failed: part of its bytes may be missing, so the file is never put in its place.
+
+Threads take turns, each with all of its bytes. The stream belongs to the process that made it: one
+forked from that can only drop it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import fcntl
 import os
 import secrets
 import stat
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +49,8 @@ class StagedFile:
     def __init__(self, path: str) -> None:
         # A symbolic link stays one; the file that it names is replaced.
         self.path = os.path.realpath(path)
+        if path.endswith(os.sep):
+            _check_replaceable(self.path, stat.S_IFDIR)
         with contextlib.suppress(FileNotFoundError):
             _check_replaceable(self.path, os.stat(self.path).st_mode)
         self.process = os.getpid()
@@ -55,7 +62,10 @@ class StagedFile:
     def commit(self) -> None:
         """Put the file in its place, durably."""
         with contextlib.suppress(FileNotFoundError):
-            self._take_after(os.stat(self.path))
+            former = os.stat(self.path)
+            # It may have become something else since.
+            _check_replaceable(self.path, former.st_mode)
+            self._take_after(former)
         os.fsync(self.descriptor)
         os.replace(self._temporary, self.path)
         folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
@@ -138,6 +148,13 @@ def _remove_unless_locked(path: Path) -> None:
         os.close(descriptor)
 
 
+def _interrupted(error: BaseException) -> ForebayError:
+    text = f"a write was broken off ({type(error).__name__}): bytes may be missing, write it anew"
+    failure = ForebayError(text)
+    failure.__cause__ = error
+    return failure
+
+
 class FileStream:
     """Bytes on their way into a staged file, through buffers that take turns.
 
@@ -163,19 +180,29 @@ class FileStream:
         self._index = 0
         self._filled = 0
         self._stored = 0
-        self._failure: BaseException | None = None
+        self._failure: ForebayError | None = None
+        # Reentrant: a signal's handler may close what it has interrupted.
+        self._lock = threading.RLock()
         self.closed = False
 
     def write(self, data: Any) -> int:
         """Take bytes, and return how many they were; a failed store is raised later."""
         import numpy as np
 
-        if self.closed:
-            raise ClosedError("the writer is closed: make another")
+        self._check_process()
         view = memoryview(data)
-        if view.nbytes == 0:
-            return 0
-        source = np.frombuffer(view.cast("B"), np.uint8)
+        source = np.frombuffer(view.cast("B"), np.uint8) if view.nbytes else np.empty(0, np.uint8)
+        with self._lock:
+            if self.closed:
+                raise ClosedError("the writer is closed: make another")
+            try:
+                self._take(source)
+            except BaseException as error:
+                self._fail(_interrupted(error))
+                raise
+        return len(source)
+
+    def _take(self, source: Any) -> None:
         done = 0
         while done < len(source) and self._failure is None:
             buffer = self._buffers[self._index]
@@ -185,30 +212,32 @@ class FileStream:
             done += count
             if self._filled == len(buffer):
                 self._drain()
-        return len(source)
 
     def flush(self) -> None:
         """Wait for what is on its way, and raise what went wrong."""
-        if self.closed:
-            return
-        for index in range(len(self._buffers)):
-            self._wait(index)
-        self._raise_failure()
+        self._check_process()
+        with self._lock:
+            for index in range(len(self._buffers)):
+                self._wait(index)
+            if not self.closed:
+                self._raise_failure()
 
     def finish(self) -> None:
         """Store the rest and put the file in its place; if anything fails, leave the old one."""
-        if self.closed:
-            return
-        try:
-            if self._filled and self._failure is None:
-                self._drain()
-            self.flush()
-            self._staged.commit()
-        except OSError as error:
-            error.filename = self._staged.path
-            raise
-        finally:
-            self.discard()
+        self._check_process()
+        with self._lock:
+            if self.closed:
+                return
+            try:
+                if self._filled and self._failure is None:
+                    self._drain()
+                self.flush()
+                self._staged.commit()
+            except OSError as error:
+                error.filename = self._staged.path
+                raise
+            finally:
+                self.discard()
 
     def discard(self) -> None:
         """Leave the old file as it was, wait for what is on its way, and let go of everything."""
@@ -227,9 +256,16 @@ class FileStream:
             self._handle.close_and_warn()
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> ForebayError | None:
         """What went wrong first, if anything did."""
         return self._failure
+
+    def _check_process(self) -> None:
+        if os.getpid() != self.process:
+            raise ClosedError(
+                f"the writer of {self._staged.path} belongs to the process that this one was "
+                "forked from: make another here"
+            )
 
     def _drain(self) -> None:
         """Store what the present buffer has, and turn to the next."""

@@ -152,6 +152,34 @@ def test_a_file_of_another_version_is_told_and_replaced(environment: Environment
     assert "problem" not in environment.hook("status")
 
 
+def test_a_file_that_cant_be_read_is_told_and_keeps_no_report_from_being_made(
+    environment: Environment,
+) -> None:
+    (environment.site / hook.FILE_NAME).mkdir()
+    try:
+        assert "another version" in environment.hook("status", expected=1)
+        environment.hook("enable", expected=3)
+        output = environment.run("-c", "from forebay import _facts; print(_facts.gather())")
+        assert "'deepspeed_hook': False" in output
+    finally:
+        (environment.site / hook.FILE_NAME).rmdir()
+
+
+def test_a_path_that_is_not_unicode_is_shown(tmp_path: Path) -> None:
+    site = tmp_path / os.fsdecode(b"gr\xf6\xdfe\x1b[31m")
+    site.mkdir()
+    code = f"""
+from pathlib import Path
+from forebay.deepspeed import hook
+for json in (False, True):
+    hook.run("enable", json=json, site=Path({str(site)!r}))
+"""
+    output = run("-c", code)
+    assert "\x1b" not in output
+    state = json.loads(output[output.index("{") :])
+    assert state["files"][0].encode().decode().endswith(hook.FILE_NAME)
+
+
 def test_an_environment_that_cant_be_written_is_exit_code_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,17 @@ def run_python(
     return done
 
 
+def need_strace() -> None:
+    """Skip the test where calls can't be traced."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    probe = subprocess.run(
+        ["strace", "-qq", "-o", "/dev/null", "true"], capture_output=True, check=False
+    )
+    if probe.returncode != 0:
+        pytest.skip("strace may not trace here")
+
+
 def need_root() -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting takes root")

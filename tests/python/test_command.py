@@ -278,3 +278,42 @@ def test_an_environment_that_cannot_be_changed_is_an_object(
     failure = json.loads(shown.out)
     assert (failure["schema"], failure["exit"]) == ("forebay.error/1", 3)
     assert failure["message"] in shown.err
+
+
+def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    directory = tmp_path / "a\x1b[31mb\nc\x9bd\u202ee"
+    directory.mkdir()
+    for arguments in (("report", directory), ("man", "--dir", directory / "none")):
+        done = run(*arguments)
+        shown = done.stdout + done.stderr
+        assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
+        assert "a\\u{1b}[31mb" in shown
+    done = run("quickstart", "--dir", directory / "none")
+    assert "a\\x1b[31mb" in done.stderr
+
+
+def test_what_a_broken_installation_left_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "torch-9.0.dist-info").mkdir()
+    (tmp_path / "deepspeed-9.0.dist-info").mkdir()
+    (tmp_path / "deepspeed-9.0.dist-info" / "METADATA").write_text("nothing\n")
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = run("report", "--json", tmp_path, PYTHONPATH=places)
+    assert done.stderr == ""
+    assert "9.0" not in json.loads(done.stdout)["facts"]["python"]["packages"].values()
+
+
+def test_the_state_of_the_hook_comes_out_whatever_standard_output_is() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("deepspeed", "status"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=100,
+            env=environment(),
+        )
+    assert done.returncode == 1
+    assert "cannot write to standard output" in done.stderr
+    closed = run("deepspeed", "status", wrapper=("sh", "-c", 'exec "$@" >&-', "sh"))
+    assert (closed.returncode, closed.stderr) == (0, "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import re
 import signal
 import stat
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +16,8 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import pattern, run_python
-from forebay.errors import ClosedError, InvalidInputError
+from conftest import need_strace, pattern, run_python
+from forebay.errors import ClosedError, ForebayError, InvalidInputError
 
 torch: Any = pytest.importorskip("torch", exc_type=(ImportError, OSError, ValueError))
 
@@ -334,6 +337,8 @@ def test_a_configuration_and_handles_of_other_makes_do(path: Path) -> None:
         ({"pinned_tensor": torch.zeros(0)}, InvalidInputError),
         ({"pinned_tensor": torch.zeros(1, device="meta")}, InvalidInputError),
         ({"writer_rank": 1}, InvalidInputError),
+        ({"writer_rank": "0"}, TypeError),
+        ({"num_parallel_writers": 2.0}, TypeError),
         ({"double_buffer": "twice"}, TypeError),
     ],
 )
@@ -342,6 +347,8 @@ def test_a_wrong_configuration_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(error):
         forebay.FastFileWriter(path, forebay.FastFileWriterConfig(**change))
+    with pytest.raises(TypeError, match="config"):
+        forebay.FastFileWriter(path, {"double_buffer": True})
     assert names_in(path.parent) == []
 
 
@@ -357,3 +364,144 @@ def test_the_interface_is_deepspeeds(path: Path) -> None:
     assert path.read_bytes() == b""
     with pytest.raises(ClosedError):
         writer.write(b"more")
+
+
+def test_threads_lose_nothing_of_what_they_write(path: Path) -> None:
+    writer = forebay.FastFileWriter(path, config_with(1000))
+
+    def write(sign: bytes) -> None:
+        for _ in range(300):
+            writer.write(sign * 777)
+
+    threads = [threading.Thread(target=write, args=(sign,)) for sign in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    pieces = np.fromfile(path, np.uint8).reshape(900, 777)
+    assert (pieces == pieces[:, :1]).all()
+    assert sorted(pieces[:, 0].tobytes()) == sorted(b"abc" * 300)
+
+
+@pytest.mark.parametrize("buffer_bytes", [4096, 1 << 20])
+def test_a_forked_child_can_neither_write_nor_close_the_parents_file(
+    path: Path, buffer_bytes: int
+) -> None:
+    run_python(
+        f"""
+        import forebay, os, torch, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        memory = torch.zeros({buffer_bytes}, dtype=torch.uint8)
+        config = forebay.FastFileWriterConfig(pinned_tensor=memory)
+        writer = forebay.FastFileWriter({str(path)!r}, config)
+        writer.write(b"parent" * 1000)
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in (lambda: writer.write(b"child"), writer.flush, writer.close):
+                try:
+                    call()
+                except forebay.errors.ClosedError as error:
+                    refused += "forked" in str(error)
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        writer.write(b"parent" * 1000)
+        writer.close()
+        """
+    )
+    assert path.read_bytes() == b"parent" * 2000
+    assert names_in(path.parent) == [path.name]
+
+
+def interrupted_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a writer whose first store is interrupted, as by Ctrl-C."""
+    handle = forebay.Handle()
+    store = handle.store_async
+    stores = []
+
+    def store_async(*arguments: Any) -> Any:
+        stores.append(arguments)
+        if len(stores) == 1:
+            raise KeyboardInterrupt
+        return store(*arguments)
+
+    monkeypatch.setattr(handle, "store_async", store_async)
+    return forebay.FastFileWriter(path, config_with(4096, dnvme_handle=handle))
+
+
+def test_a_write_that_was_interrupted_never_becomes_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"old")
+    writer = interrupted_writer(path, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(pattern(10_000))
+    writer.write(pattern(10_000))
+    with pytest.raises(ForebayError, match="KeyboardInterrupt"):
+        writer.close()
+    with pytest.raises(KeyboardInterrupt), interrupted_writer(path, monkeypatch) as writer:
+        writer.write(pattern(10_000))
+    assert path.read_bytes() == b"old"
+    assert names_in(path.parent) == [path.name]
+
+
+def test_a_path_that_has_become_a_pipe_is_not_replaced(path: Path) -> None:
+    writer = forebay.FastFileWriter(path)
+    os.mkfifo(path)
+    with pytest.raises(InvalidInputError, match="pipe"):
+        writer.close()
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert names_in(path.parent) == [path.name]
+
+
+def test_a_path_that_ends_as_a_folder_is_one(path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        forebay.FastFileWriter(f"{path}/")
+    assert not path.exists()
+
+
+def test_a_writer_cant_be_copied(path: Path) -> None:
+    with forebay.FastFileWriter(path) as writer, pytest.raises(TypeError, match="copied"):
+        copy.copy(writer)
+
+
+# By threads: io_uring syncs files without a call of its own, which strace doesn't see.
+DURABLE = {
+    "FastFileWriter": """
+        import forebay
+        writer = forebay.FastFileWriter({path!r})
+        writer.write(b"new" * 1_000_000)
+        writer.close()
+        """,
+    "store": """
+        import forebay
+        data = bytearray(b"new" * 1_000_000)
+        forebay.Handle(engine="threads").store(data, {path!r}, durability="full")
+        """,
+}
+
+
+@pytest.mark.parametrize("way", DURABLE)
+def test_data_are_synced_before_the_name_and_the_name_before_the_end(path: Path, way: str) -> None:
+    need_strace()
+    log = path.parent.parent / "calls"
+    calls = (
+        "openat,write,pwrite64,io_uring_enter,io_submit,fsync,fdatasync,rename,renameat,renameat2"
+    )
+    wrapper = ["strace", "-f", "-y", "-qq", "-o", str(log), "-e", f"trace={calls}"]
+    run_python(DURABLE[way].format(path=str(path)), *wrapper)
+    lines = log.read_text(errors="replace").splitlines()
+    steps = []
+    for line in lines:
+        call = re.search(r"\b(fsync|fdatasync|rename\w*)\((.*)", line)
+        if call is None or str(path.parent) not in line:
+            continue
+        if call[1].startswith("rename"):
+            assert f'"{path}"' in line
+            steps.append("rename")
+        else:
+            steps.append("folder" if f"<{path.parent}>" in call[2] else "file")
+    expected = ["file", "rename", "folder"] if way == "FastFileWriter" else ["file", "folder"]
+    assert steps == expected, "\n".join(lines)
+    assert path.read_bytes() == b"new" * 1_000_000

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import need_root, pattern, run_python
+from conftest import need_root, need_strace, pattern, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,13 +104,7 @@ def inject(rule: str, path: Path, engine: str, *, direct: str = "auto") -> str:
 
     Faults of calls that name a file or descriptor are only injected for the tensor's file.
     """
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    probe = subprocess.run(
-        ["strace", "-qq", "-o", "/dev/null", "true"], capture_output=True, check=False
-    )
-    if probe.returncode != 0:
-        pytest.skip("strace may not trace here")
+    need_strace()
     code = STORE_AND_LOAD.format(arguments=[str(path), engine, direct])
     path.touch()
     only = ["-P", str(path)] if rule.startswith(OF_FILES) else []

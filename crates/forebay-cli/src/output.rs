@@ -90,7 +90,7 @@ impl Output {
     }
 
     fn fail(&self, message: &str, exit: Exit) -> u8 {
-        complain(&format!("forebay: {message}"));
+        complain(&format!("forebay: {}", printable(message)));
         if self.json {
             let complaint = Complaint { message: message.to_owned(), exit: exit as u8 };
             // The output may be what failed, and the complaint is on standard error already.
@@ -136,6 +136,25 @@ fn in_ascii(text: &str) -> String {
     ASCII_SIGNS.iter().fold(text.to_owned(), |text, (sign, ascii)| text.replace(*sign, ascii))
 }
 
+/// Text without what would steer the terminal: control characters but the end of a line, and those
+/// that turn the direction of writing. Names of files can hold anything.
+pub(crate) fn printable(text: &str) -> String {
+    let steers = |sign: char| {
+        sign != '\n' && sign.is_control()
+            || matches!(sign, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}')
+            || matches!(sign, '\u{2066}'..='\u{2069}')
+    };
+    let mut printable = String::with_capacity(text.len());
+    for sign in text.chars() {
+        if steers(sign) {
+            printable.extend(sign.escape_default());
+        } else {
+            printable.push(sign);
+        }
+    }
+    printable
+}
+
 /// What is said where standard output takes nothing.
 const UNWRITABLE: &str = "cannot write to standard output";
 
@@ -162,6 +181,12 @@ mod tests {
     #[test]
     fn signs_have_ascii_for_terminals_without_others() {
         assert_eq!(in_ascii("✓ a\n✗ größe × 2…"), "+ a\nx größe x 2...");
+    }
+
+    #[test]
+    fn nothing_in_a_name_steers_the_terminal() {
+        let name = "a\u{1b}[31m\r\u{9b}b\u{202e}größe\n";
+        assert_eq!(printable(name), "a\\u{1b}[31m\\r\\u{9b}b\\u{202e}größe\n");
     }
 
     #[test]

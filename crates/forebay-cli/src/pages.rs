@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use clap_complete::Shell;
 use serde::Serialize;
 
 use crate::arguments::definition;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
 /// A generated page.
@@ -36,8 +35,10 @@ pub(crate) fn man(directory: Option<&Path>, output: &Output) -> anyhow::Result<u
         clap_mangen::Man::new(definition()).render(&mut page)?;
         return print("man", &page, output);
     };
-    clap_mangen::generate_to(definition(), directory)
-        .with_context(|| format!("cannot write man pages to {}", directory.display()))?;
+    clap_mangen::generate_to(definition(), directory).map_err(|error| {
+        let directory = directory.display();
+        Failure::environment(format!("cannot write man pages to {directory}: {error}"))
+    })?;
     if output.is_json() {
         output.object("man", &Files { directory })?;
     }

@@ -10,7 +10,7 @@ use forebay::report::{Counts, Facts, Finding, Level, PythonFacts, Report, Sectio
 
 use crate::exit::Exit;
 use crate::host::Host;
-use crate::output::Output;
+use crate::output::{Output, printable};
 
 /// Columns of the text.
 const WIDTH: usize = 100;
@@ -60,7 +60,7 @@ fn text(report: &Report, output: &Output) -> String {
 }
 
 fn section_lines(section: &Section, output: &Output) -> Vec<String> {
-    let mut lines = vec![output.styled(Style::new().bold(), &section.title)];
+    let mut lines = vec![output.styled(Style::new().bold(), &line(&section.title))];
     lines.extend(section.findings.iter().flat_map(|finding| finding_lines(finding, output)));
     lines
 }
@@ -75,21 +75,26 @@ fn finding_lines(finding: &Finding, output: &Output) -> Vec<String> {
     let mark = output.styled(color.on_default().bold(), mark);
     let indent = " ".repeat(MARK_WIDTH + TITLE_WIDTH + 1);
     let columns = WIDTH - indent.len();
-    let detail =
-        textwrap::wrap(&finding.detail, textwrap::Options::new(columns).break_words(false));
+    let detail = line(&finding.detail);
+    let detail = textwrap::wrap(&detail, textwrap::Options::new(columns).break_words(false));
     let mut lines = Vec::new();
     for (index, part) in detail.iter().enumerate() {
         lines.push(match index {
-            0 => format!("  {mark} {:TITLE_WIDTH$} {part}", finding.title),
+            0 => format!("  {mark} {:TITLE_WIDTH$} {part}", line(&finding.title)),
             _ => format!("{indent}{part}"),
         });
     }
     if let Some(fix) = &finding.fix {
         let who = if fix.root { "as root: " } else { "try: " };
-        let command = output.styled(Style::new().bold(), &fix.command);
+        let command = output.styled(Style::new().bold(), &line(&fix.command));
         lines.push(format!("{indent}{who}{command}"));
     }
     lines
+}
+
+/// Text of the report's on one line, whatever the names in it hold.
+fn line(text: &str) -> String {
+    printable(text).replace('\n', "\\n")
 }
 
 fn summary(counts: Counts) -> String {

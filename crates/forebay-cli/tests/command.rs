@@ -86,7 +86,7 @@ fn a_failure_with_json_is_an_object_and_a_line() {
         (&["quickstart", "--size", "much", "--json"][..], 2),
         (&["quickstart", "--json"][..], 3),
         (&["deepspeed", "status", "--json"][..], 3),
-        (&["man", "--dir", "/no/such/directory", "--json"][..], 1),
+        (&["man", "--dir", "/no/such/directory", "--json"][..], 3),
     ] {
         let done = run(arguments);
         assert_eq!(done.status.code(), Some(code), "{arguments:?}");

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,12 @@ from forebay.bench.problem import EXIT_FAILED, Problem
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["complain", "discard", "fitting", "say", "say_object"]
+__all__ = ["complain", "discard", "fitting", "printable", "say", "say_object"]
+
+_STEERING = re.compile(
+    "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
+)
+"""Control characters but the end of a line, and those that turn the direction of writing."""
 
 _ASCII = str.maketrans({"×": "x", "─": "-", "█": "#", "░": "."})
 
@@ -28,7 +34,7 @@ def say(text: str) -> None:
     if stream is None:
         return
     try:
-        stream.write(fitting(f"{text}\n", stream))
+        stream.write(fitting(f"{printable(text)}\n", stream))
         stream.flush()
     except BrokenPipeError:
         raise
@@ -49,10 +55,15 @@ def complain(text: str) -> None:
     if stream is None:
         return
     try:
-        stream.write(fitting(f"{text}\n", stream))
+        stream.write(fitting(f"{printable(text)}\n", stream))
         stream.flush()
     except OSError:
         discard(stream)
+
+
+def printable(text: str) -> str:
+    """Return the text without what would steer the terminal: names of files can hold anything."""
+    return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def fitting(text: str, stream: TextIO) -> str:

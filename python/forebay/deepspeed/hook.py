@@ -15,14 +15,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from forebay.bench.output import discard
+from forebay._facts import in_unicode, installed_version
+from forebay.bench.output import complain, discard, say, say_object
+from forebay.bench.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
 __all__ = ["FILE_NAME", "PATH_FOLDER", "Status", "disable", "enable", "run", "status"]
 
@@ -118,16 +119,16 @@ def status(site: Path | None = None) -> Status:
         Which ``site-packages``; by default, all that the Python that runs looks into.
     """
     files = _files() if site is None else [_folder(site) / FILE_NAME]
-    found = [path for path in files if path.exists()]
+    found = [path for path in files if os.path.exists(path)]
     return {
         "enabled": bool(found),
-        "files": [str(path) for path in found],
-        "current": all(path.read_bytes() == _text().encode() for path in found),
+        "files": [in_unicode(path) for path in found],
+        "current": all(_is_current(path) for path in found),
         "works": _works(),
-        "python": sys.executable,
-        "environment": sys.prefix,
-        "forebay": _version("forebay"),
-        "deepspeed": _version("deepspeed"),
+        "python": in_unicode(sys.executable),
+        "environment": in_unicode(sys.prefix),
+        "forebay": installed_version("forebay"),
+        "deepspeed": installed_version("deepspeed"),
     }
 
 
@@ -143,7 +144,20 @@ def run(action: str, *, json: bool = False, site: Path | None = None) -> int:
     actions = {"enable": enable, "disable": disable, "status": None}
     if action not in actions:
         raise ValueError(f"action is {action!r}, it can be enable, disable or status")
-    change = actions[action]
+    try:
+        return _carry_out(actions[action], json, site)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough.
+        discard(sys.stdout)
+        return 0
+    except Problem as problem:
+        complain(f"forebay deepspeed: {problem}")
+        return problem.code
+
+
+def _carry_out(
+    change: Callable[[Path | None], object] | None, json: bool, site: Path | None
+) -> int:
     try:
         if change is not None:
             change(site)
@@ -152,15 +166,15 @@ def run(action: str, *, json: bool = False, site: Path | None = None) -> int:
             f"{error.filename or site}: {error.strerror}; run it as the owner of the environment, "
             "or in a virtual environment of yours (python3 -m venv)"
         )
-        _print(message, to_errors=True)
+        complain(message)
         if json:
-            _print_object("error", {"message": message, "exit": 3})
+            say_object("error", {"message": message, "exit": 3})
         return 3
     state = status(site)
     if json:
-        _print_object("deepspeed", state)
+        say_object("deepspeed", {**state})
     else:
-        _print("\n".join(_lines(state)))
+        say("\n".join(_lines(state)))
     return 1 if state["enabled"] and _problems(state) else 0
 
 
@@ -188,23 +202,6 @@ def _problems(state: Status) -> list[str]:
     return problems
 
 
-def _print_object(name: str, fields: Mapping[str, Any]) -> None:
-    """Print a JSON object of the schema ``forebay.NAME/1``."""
-    import json
-
-    _print(json.dumps({"schema": f"forebay.{name}/1", **fields}, indent=2))
-
-
-def _print(text: str, *, to_errors: bool = False) -> None:
-    stream = sys.stderr if to_errors else sys.stdout
-    try:
-        stream.write(f"{text}\n")
-        stream.flush()
-    except BrokenPipeError:
-        # Whoever read the output has seen enough.
-        discard(stream)
-
-
 def _folder(site: Path | None) -> Path:
     return Path(sysconfig.get_path("purelib")) if site is None else Path(site)
 
@@ -215,6 +212,14 @@ def _files() -> list[Path]:
     if python_site.ENABLE_USER_SITE:
         folders.append(python_site.getusersitepackages())
     return [Path(folder) / FILE_NAME for folder in dict.fromkeys(map(os.path.realpath, folders))]
+
+
+def _is_current(path: Path) -> bool:
+    """Return whether a file is as this version writes it; what can't be read isn't."""
+    try:
+        return path.read_bytes() == _text().encode()
+    except OSError:
+        return False
 
 
 def _text() -> str:
@@ -235,10 +240,3 @@ def _works() -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return probe.stdout.strip() == "True"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

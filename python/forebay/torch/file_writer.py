@@ -10,11 +10,11 @@ import os
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from forebay._arguments import parse_switch, parse_target
+from forebay._arguments import parse_index, parse_switch, parse_target
 from forebay._staged_file import FileStream
 from forebay.deepnvme import aio_handle
 from forebay.errors import ForebayWarning, InvalidInputError
@@ -32,6 +32,15 @@ _BUFFER_BYTES = 8 << 20
 """Of each of the two buffers, where none is given: blocks in flight while others are filled."""
 
 _NO_DESCRIPTOR = -1
+
+_CONFIG_FIELDS = (
+    "dnvme_handle",
+    "pinned_tensor",
+    "double_buffer",
+    "num_parallel_writers",
+    "writer_rank",
+)
+"""What is read of a configuration, of whatever class."""
 
 
 @dataclass
@@ -94,6 +103,8 @@ class FastFileWriter:
 
     def __init__(self, file_path: Any, config: Any = None) -> None:
         config = FastFileWriterConfig() if config is None else config
+        if not all(hasattr(config, name) for name in _CONFIG_FIELDS):
+            raise TypeError(f"config must be a FastFileWriterConfig, not {type(config).__name__}")
         path = parse_target(file_path)
         if isinstance(path, int):
             raise TypeError("file_path must be a path: an open file can't be replaced")
@@ -105,6 +116,9 @@ class FastFileWriter:
         )
         self._stream = FileStream(path, handle, buffers, owns_handle)
         self._finalizer = weakref.finalize(self, _drop, self._stream, path)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a writer can't be copied: make one in each process")
 
     def write(self, buffer: Any) -> int:
         """Take bytes, or anything contiguous with the buffer protocol; return how many."""
@@ -140,7 +154,10 @@ class FastFileWriter:
         Raises
         ------
         OSError
-            It couldn't be written; the old file is as it was.
+            It couldn't be written; the old file is as it was, unless it was only the new one's name
+            that couldn't be made durable.
+        ForebayError
+            A write was interrupted, or this process isn't the one that made the writer.
         """
         self._finalizer.detach()
         self._stream.finish()
@@ -173,7 +190,8 @@ class FastFileWriter:
         failure = self._stream.failure
         self._finalizer.detach()
         self._stream.discard()
-        if failure is not None and failure is not value:
+        # An interrupt of a write is told as itself, not as what it did to the file.
+        if failure is not None and value not in {failure, failure.__cause__}:
             raise failure from value
 
 
@@ -221,7 +239,8 @@ def _buffers(given: Any, double: bool) -> list[Any]:
 
 
 def _ranks(config: Any) -> tuple[int, int]:
-    count, rank = config.num_parallel_writers, config.writer_rank
+    count = parse_index(config.num_parallel_writers, "num_parallel_writers")
+    rank = parse_index(config.writer_rank, "writer_rank")
     if not 0 <= rank < count:
         raise InvalidInputError(
             f"writer_rank is {rank}, of {count} writers it can be 0 to {count - 1}"

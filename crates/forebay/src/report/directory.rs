@@ -129,7 +129,7 @@ fn file_system(location: &Location, kernel: Option<&str>) -> Vec<Finding> {
         Finding::new(id, level, "file system", detail)
     };
     let first = if mount.has("ro") {
-        let command = format!("mount -o remount,rw {}", mount.point.display());
+        let command = format!("mount -o remount,rw {}", argument(&mount.point));
         say(Level::Failure, "mounted read-only").fix_as_root(command)
     } else if location.is_memory() {
         say(Level::Info, "memory, not a drive")
@@ -160,7 +160,7 @@ fn options(location: &Location, kernel: Option<&str>) -> Vec<Finding> {
     }
     for option in ["sync", "dirsync"].into_iter().filter(|option| mount.has(option)) {
         let detail = format!("{option}: every write waits for the drive");
-        let command = format!("mount -o remount,async {}", mount.point.display());
+        let command = format!("mount -o remount,async {}", argument(&mount.point));
         findings.push(say(Level::Warning, detail).fix_as_root(command));
     }
     if mount.has("discard") && !is("btrfs") && !is("tmpfs") {
@@ -175,7 +175,7 @@ fn options(location: &Location, kernel: Option<&str>) -> Vec<Finding> {
              cache{release}; new files in a directory can do without"
         );
         findings
-            .push(say(Level::Info, detail).fix(format!("chattr +C {}", location.path.display())));
+            .push(say(Level::Info, detail).fix(format!("chattr +C {}", argument(&location.path))));
     }
     if let Some(compress) = mount.value("compress").or_else(|| mount.value("compress-force")) {
         let detail =
@@ -183,6 +183,13 @@ fn options(location: &Location, kernel: Option<&str>) -> Vec<Finding> {
         findings.push(say(Level::Info, detail));
     }
     findings
+}
+
+/// A path as one word of a shell's command.
+fn argument(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    // Only a null character can't be quoted, which no path has.
+    shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
 }
 
 fn room_left(room: RoomFacts) -> Finding {

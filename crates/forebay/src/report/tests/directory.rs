@@ -44,6 +44,18 @@ fn file_systems_are_told_apart() {
 }
 
 #[test]
+fn a_command_takes_a_path_of_any_name_as_one_word() {
+    let point = "/my disk; rm -rf ~/'x'";
+    let findings = location_findings(|location| {
+        location.mount.point = point.into();
+        location.mount.options.push("ro".to_owned());
+    });
+    let found = find(&findings, "directory.file_system").unwrap();
+    let words = shlex::split(&found.fix.as_ref().unwrap().command).unwrap();
+    assert_eq!(words, ["mount", "-o", "remount,rw", point]);
+}
+
+#[test]
 fn mount_options_that_cost_speed_are_said() {
     let id = "directory.mount_options";
     let of = |file_system: &str, option: &str| {
