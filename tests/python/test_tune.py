@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import forebay
-from conftest import need_root, pattern
+from conftest import ROOT, need_root, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,7 +230,7 @@ def test_several_directories_are_tuned_alone_and_striped(tuner: Tuner, tmp_path:
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
-        ('{"io_paralell": [1]}', "one of: engine, block_size"),
+        ('{"block_sizes": [1]}', "one of: engine, block_size"),
         ('{"block_size": ["1X"]}', "1X"),
         ('{"queue_depth": [0]}', "queue_depth is 0"),
         ("nonsense", "JSON object"),
@@ -311,6 +311,24 @@ def test_memory_is_flagged(tuner: Tuner, mount: Callable[..., Path]) -> None:
     target = tuner.result("--nvme-dir", memory, *small[2:])["targets"][0]
     assert target["directories"][0]["memory"] is True
     assert "is in memory" in str(target["warnings"])
+
+
+def keys(value: Any) -> set[str]:
+    """Return the names of all fields."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    return set()
+
+
+def test_the_docs_name_every_field(tuner: Tuner) -> None:
+    docs = (ROOT / "docs" / "tune.md").read_text()
+    found = keys(tuner.result(*tuner.small()))
+    found |= keys(json.loads(tuner.run("--show", "--json").stdout))
+    found |= keys(json.loads(tuner.run("--forget", "--json").stdout))
+    aio = {"aio", "overlap_events", "intra_op_parallelism", "schema"}
+    assert {name for name in found - aio if f"`{name}`" not in docs} == set()
 
 
 class _Loads(HTMLParser):

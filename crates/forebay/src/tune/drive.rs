@@ -49,7 +49,7 @@ impl fmt::Debug for DriveOptions<'_> {
     }
 }
 
-/// Files that candidates are measured on. See the [module documentation](self).
+/// Files that candidates are measured on.
 #[derive(Debug)]
 pub struct Drive<'a> {
     options: DriveOptions<'a>,

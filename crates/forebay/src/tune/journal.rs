@@ -37,7 +37,7 @@ struct Entry {
     unavailable: Option<String>,
 }
 
-/// A journal that is being kept. See the [module documentation](self).
+/// A journal that is being kept.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,

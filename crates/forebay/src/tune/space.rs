@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn an_unknown_key_lists_the_known_ones() {
-        let error = Space::from_sweep(r#"{"io_paralel": [1]}"#, &ENGINES).unwrap_err().to_string();
-        assert!(error.contains("io_paralel") && error.contains("intra_op_parallelism"), "{error}");
+        let error = Space::from_sweep(r#"{"block_sizes": [1]}"#, &ENGINES).unwrap_err().to_string();
+        assert!(error.contains("block_sizes") && error.contains("intra_op_parallelism"), "{error}");
     }
 
     #[test]
