@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A shell has what it runs in the background ignore Ctrl-C, and programs hand that on to those that
-# they start: tests that interrupt one would wait for ever.
+# A shell has what it runs in the background ignore Ctrl-C, and nohup a hang-up, and programs hand
+# that on to those that they start: tests that end one so would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
