@@ -130,9 +130,9 @@ def descriptor_count() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def descriptors_come_to(count: int) -> bool:
+def descriptors_fall_to(count: int) -> bool:
     """Whether they do in a while: a worker lets go of an event a moment after signalling it."""
     deadline = time.monotonic() + 20
-    while descriptor_count() != count and time.monotonic() < deadline:
+    while descriptor_count() > count and time.monotonic() < deadline:
         time.sleep(0.001)
-    return descriptor_count() == count
+    return descriptor_count() <= count

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import descriptor_count, descriptors_come_to, pattern
+from conftest import descriptor_count, descriptors_fall_to, pattern
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,4 +129,4 @@ def test_loops_come_and_go_without_a_trace(handle: forebay.Handle, path: Path) -
     before = descriptor_count()
     for _ in range(20):
         asyncio.run(main())
-    assert descriptors_come_to(before)
+    assert descriptors_fall_to(before)
