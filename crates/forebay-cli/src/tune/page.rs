@@ -153,7 +153,7 @@ fn maps(target: &Target, way: Way) -> String {
     let most = rates.iter().copied().fold(0.0, f64::max);
     let winner = (way.winner)(target).map(|winner| winner.candidate);
     let mut html = format!(
-        "<h3>{}</h3>\n<p class=legend>{} <span class=ramp></span> {} GB/s; small: samples taken; \
+        "<h3>{}</h3>\n<p class=legend><span class=scale>{} <span class=ramp></span> {} GB/s</span> small: samples taken; \
          framed: measured to the end, others are what they came to before they were left out; \
          thick: the winner</p>\n<div class=maps>\n",
         way.title,

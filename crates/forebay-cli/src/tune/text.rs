@@ -45,7 +45,7 @@ fn target_lines(target: &Target, verbose: bool, output: &Output) -> Vec<String> 
         .collect();
     let title = format!("{}{}", if target.striped { "striped: " } else { "" }, names.join(" + "));
     let mut lines = vec![output.styled(Style::new().bold(), &title)];
-    lines.push(format!("  {:10}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
+    lines.push(format!("  {:11}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
     lines.extend(target.read.as_ref().map(|winner| winner_line("read", winner, winner.read)));
     lines.extend(target.write.as_ref().map(|winner| winner_line("write", winner, winner.write)));
     if let Some(both) = &target.both {
@@ -95,7 +95,7 @@ fn winner_line(name: &str, winner: &Winner, summary: Option<Summary>) -> String 
         }
         None => String::new(),
     };
-    format!("  {name:10}{columns} {rates}{verdict}")
+    format!("  {name:11}{columns} {rates}{verdict}")
 }
 
 fn rate_columns(found: &Summary) -> String {
@@ -123,7 +123,7 @@ fn candidate_lines(target: &Target) -> Vec<String> {
             );
             let name = if read { "read" } else { "write" };
             let samples = summary.samples;
-            format!("  {name:10}{columns} {}  {samples} samples", rate_columns(&summary))
+            format!("  {name:11}{columns} {}  {samples} samples", rate_columns(&summary))
         }));
     }
     lines

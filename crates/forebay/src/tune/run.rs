@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::rounds::{Comparison, Round, as_float, median, quantile};
+use super::rounds::{Comparison, Round, Z_95, as_float, median, quantile};
 use super::search::{Limits, Measure, Measured, Outcome, cheapest, search, tied};
 use super::space::{Candidate, Space};
 use crate::io::{Direction, Error, ErrorKind, Result};
@@ -152,9 +152,12 @@ pub fn tune(settings: &Settings, measure: &mut dyn Measure) -> Result<Tuning> {
         let mut joint = Joint::new(&all, settings.io_bytes, joint_bytes, indices.len());
         joint.run(&indices, &directions, &mut random, measure)?;
         spent += joint.moved_bytes;
-        let ranked: Vec<Candidate> =
+        let mut ranked: Vec<Candidate> =
             joint.ranking(&indices).into_iter().map(|index| all[index]).collect();
-        let first = *ranked.first().ok_or_else(|| nothing_works(joint.reason.as_deref()))?;
+        let first = joint.preferred(&indices).map(|index| all[index]);
+        let first = first.ok_or_else(|| nothing_works(joint.reason.as_deref()))?;
+        ranked.retain(|mode| *mode != first);
+        ranked.insert(0, first);
         (ranked, space.grid(first))
     };
     let reserved = if directions.len() > 1 { joint_bytes } else { 0 };
@@ -282,8 +285,32 @@ impl<'a> Joint<'a> {
     }
 
     /// The candidates by what they came to over all ways: the first is the least costly of those
-    /// that are as fast as the fastest, as far as can be told.
+    /// that are as fast as the fastest.
     fn ranking(&self, among: &[usize]) -> Vec<usize> {
+        let (ranked, _) = self.scores(among);
+        let all: Vec<Round> =
+            self.rounds.iter().flat_map(|(_, rounds)| rounds.iter().cloned()).collect();
+        let first = cheapest(&tied(&ranked), self.candidates, &all);
+        let mut order: Vec<usize> = ranked.into_iter().map(|(index, _)| index).collect();
+        if let Some(first) = first {
+            order.retain(|index| *index != first);
+            order.insert(0, first);
+        }
+        order
+    }
+
+    /// The first of the candidates that isn't slower than the fastest with confidence: they are in
+    /// the order in which they are preferred.
+    fn preferred(&self, among: &[usize]) -> Option<usize> {
+        let (ranked, error) = self.scores(among);
+        let (_, best) = *ranked.first()?;
+        let close = ranked.iter().filter(|(_, score)| best - score <= error);
+        close.map(|(index, _)| *index).min()
+    }
+
+    /// The candidates with the sum of their estimates over all ways, the fastest first; and how far
+    /// the difference of two sums may be off.
+    fn scores(&self, among: &[usize]) -> (Vec<(usize, f64)>, f64) {
         let among: Vec<usize> =
             among.iter().copied().filter(|index| !self.unavailable.contains(index)).collect();
         let comparisons: Vec<Comparison> =
@@ -294,15 +321,9 @@ impl<'a> Joint<'a> {
         let mut ranked: Vec<(usize, f64)> =
             among.iter().map(|index| (*index, score(*index))).collect();
         ranked.sort_by(|one, other| other.1.total_cmp(&one.1));
-        let all: Vec<Round> =
-            self.rounds.iter().flat_map(|(_, rounds)| rounds.iter().cloned()).collect();
-        let first = cheapest(&tied(&ranked), self.candidates, &all);
-        let mut order: Vec<usize> = ranked.into_iter().map(|(index, _)| index).collect();
-        if let Some(first) = first {
-            order.retain(|index| *index != first);
-            order.insert(0, first);
-        }
-        order
+        let squares: f64 =
+            comparisons.iter().map(|comparison| comparison.error(Z_95).powi(2)).sum();
+        (ranked, squares.sqrt())
     }
 }
 
