@@ -178,6 +178,15 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_a_live_ones_is_not(
     assert os.listdir(tmp_path) == []
 
 
+def test_what_a_killed_run_left_takes_no_room_from_the_next(small_ext4: Path) -> None:
+    dead = small_ext4 / "forebay-io-1-2-0"
+    dead.mkdir()
+    (dead / ".forebay.lock").touch()
+    (dead / "file-0-0").write_bytes(bytes(5 << 20))
+    run_json("--dir", small_ext4, "--io-size", "4M", "--loops", "1")
+    assert os.listdir(small_ext4) == ["lost+found"]
+
+
 def test_a_killed_process_is_named(tmp_path: Path) -> None:
     child, _ = start(tmp_path, *LONG, "--processes", "2")
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()

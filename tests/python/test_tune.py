@@ -202,6 +202,80 @@ def test_what_a_killed_run_left_goes_and_a_live_ones_stays(tuner: Tuner) -> None
     assert os.listdir(tuner.directory) == []
 
 
+def test_what_a_killed_run_left_takes_no_room_from_the_next(
+    tuner: Tuner, small_ext4: Path
+) -> None:
+    dead = small_ext4 / "forebay-tune-1-2-0"
+    dead.mkdir()
+    (dead / ".forebay.lock").touch()
+    (dead / "sample.bin").write_bytes(bytes(5 << 20))
+    done = tuner.run("--nvme-dir", small_ext4, "--io-size", "2M", *tuner.small()[4:])
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(small_ext4) == ["lost+found"]
+
+
+@pytest.mark.parametrize("text", ["{", None])
+def test_what_was_found_is_shown_where_it_cannot_be_stored(tuner: Tuner, text: str | None) -> None:
+    """The file of profiles can't be understood, or there is none to be: no home."""
+    if text is not None:
+        tuner.profiles.write_text(text)
+    environment = tuner.environment
+    if text is None:
+        for name in ("HOME", "XDG_STATE_HOME", "FOREBAY_PROFILES"):
+            environment.pop(name, None)
+    command = tuner.command(*tuner.small(), "--json")
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, env=environment
+    )
+    assert done.returncode == 1
+    target = json.loads(done.stdout)["targets"][0]
+    assert target["profile"] is None
+    assert target["read"]["read"]["samples"] > 0
+    assert "not stored for handles" in str(target["warnings"])
+    if text is not None:
+        assert tuner.profiles.read_text() == text
+        tuner.profiles.unlink()
+    again = tuner.result(*tuner.small())["targets"][0]
+    assert again["profile"] == str(tuner.profiles)
+    assert again["resumed_samples"] > 0
+    assert again["candidates"] == target["candidates"], "stored without measuring again"
+
+
+def test_what_was_found_is_shown_where_the_page_cannot_be_written(tuner: Tuner) -> None:
+    (tuner.log / "forebay-tune.html").mkdir(parents=True)
+    done = tuner.run(*tuner.small(), "--json")
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert result["page"] is None
+    assert result["targets"][0]["profile"] == str(tuner.profiles)
+    assert "cannot write" in done.stderr
+
+
+def test_a_verdict_is_stored_and_shown_with_what_was_found(tuner: Tuner) -> None:
+    target = tuner.result(*tuner.small())["targets"][0]
+    sure = {way: target[way]["verdict"]["conclusive"] for way in ("read", "write")}
+    sure["both"] = all(sure.values())
+    (shown,) = json.loads(tuner.run("--show", "--json").stdout)["profiles"]
+    assert {way: shown[way]["conclusive"] for way in sure} == sure
+    stored = json.loads(tuner.profiles.read_text())
+    (profile,) = stored["profiles"].values()
+    profile["read"]["conclusive"], profile["write"]["conclusive"] = False, True
+    tuner.profiles.write_text(json.dumps(stored))
+    lines = {line.split()[0]: line for line in tuner.run("--show").stdout.splitlines() if line}
+    assert "inconclusive" in lines["read"]
+    assert "inconclusive" not in lines["write"]
+
+
+def test_columns_are_apart(tuner: Tuner) -> None:
+    lines = [line.split() for line in tuner.run(*tuner.small()).stdout.splitlines()]
+    engines = {"uring", "aio", "threads"}
+    assert [line[:2] for line in lines if line[:1] == ["both"]] == [
+        ["both", "read"],
+        ["both", "write"],
+    ]
+    assert all(engines & set(line) for line in lines if line[:1] == ["both"])
+
+
 def test_two_runs_of_the_same_do_not_measure_each_other(tuner: Tuner) -> None:
     first = tuner.start_long()
     second = subprocess.run(

@@ -23,11 +23,10 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a directory in `directory` for a subcommand, after removing what killed runs of it
-    /// have left there.
+    /// Makes a directory in `directory` for a subcommand, after [`remove_leftovers`].
     pub(crate) fn new(directory: &Path, subcommand: &str) -> io::Result<Self> {
         let prefix = format!("forebay-{subcommand}-");
-        remove_stale(directory, &prefix);
+        remove_leftovers(directory, subcommand);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut last = ErrorKind::AlreadyExists.into();
         for attempt in 0..TRIES {
@@ -75,11 +74,13 @@ fn lock_new(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes the directories that killed runs have left; one that can't be removed stays.
-fn remove_stale(directory: &Path, prefix: &str) {
+/// Removes the directories that killed runs of a subcommand have left in `directory`; one that
+/// can't be removed stays. To be done before looking how much room there is: they take of it.
+pub(crate) fn remove_leftovers(directory: &Path, subcommand: &str) {
+    let prefix = format!("forebay-{subcommand}-");
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(prefix);
+        let ours = entry.file_name().to_string_lossy().starts_with(&prefix);
         if ours && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             // What can't be looked at can't be told from a live run's.
             let _ = remove_if_stale(&entry.path());

@@ -58,6 +58,10 @@ pub struct Best {
     pub single_submit: bool,
     /// The rate they came to: of loads, of stores, or the lower of the two for both.
     pub bytes_per_second: f64,
+    /// Nothing is known to be faster: the [verdict](crate::tune) of the search, for both that of
+    /// the less sure way.
+    #[serde(default)]
+    pub conclusive: bool,
 }
 
 impl From<Best> for Tuning {
@@ -246,6 +250,7 @@ mod tests {
             parallelism: 2,
             single_submit: false,
             bytes_per_second: 1.5e9,
+            conclusive: true,
         }
     }
 

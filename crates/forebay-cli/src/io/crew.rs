@@ -35,6 +35,8 @@ struct Member {
     child: Child,
     /// `None` once it has been closed.
     stdin: Option<ChildStdin>,
+    /// Nothing more will be heard of it.
+    is_silent: bool,
 }
 
 impl Drop for Member {
@@ -73,6 +75,9 @@ impl<'a> Crew<'a> {
     /// One reply of each process.
     fn replies(&mut self) -> Result<Vec<Reply>> {
         let mut replies: Vec<Option<Reply>> = self.members.iter().map(|_| None).collect();
+        if let Some(number) = self.members.iter().position(|member| member.is_silent) {
+            return Err(self.loss_of(number));
+        }
         while replies.iter().any(Option::is_none) {
             if self.signals.exit_code().is_some() {
                 return Err(anyhow!("interrupted"));
@@ -82,7 +87,14 @@ impl<'a> Crew<'a> {
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("no process is left")),
             };
-            let Some(line) = line else { return Err(self.loss_of(number)) };
+            let Some(line) = line else {
+                if replies[number].is_none() {
+                    return Err(self.loss_of(number));
+                }
+                // After its last reply a process ends, maybe before the others have replied.
+                self.members[number].is_silent = true;
+                continue;
+            };
             let reply = serde_json::from_str(&line)
                 .with_context(|| format!("process {number} said {line:?}"))?;
             if let Reply::Failed { exit, text } = reply {
@@ -146,7 +158,7 @@ fn start_one(
         .with_context(|| format!("cannot start {}", program.display()))?;
     let stdin = child.stdin.take();
     let stdout = child.stdout.take();
-    let member = Member { child, stdin };
+    let member = Member { child, stdin, is_silent: false };
     thread::spawn(move || {
         for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
             let Ok(line) = line else { break };
@@ -158,4 +170,64 @@ fn start_one(
         let _ = sender.send((number, None));
     });
     Ok(member)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::Value;
+
+    use super::super::arguments::Io;
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Alone {
+        #[command(flatten)]
+        io: Io,
+    }
+
+    /// Has a shell script in place of the processes.
+    struct Script(String);
+
+    impl Host for Script {
+        fn facts(&self) -> Result<Option<Value>> {
+            Ok(None)
+        }
+
+        fn call(&self, _: &str, _: &Value) -> Result<u8> {
+            Err(anyhow!("not asked for here"))
+        }
+
+        fn command(&self) -> Result<Vec<OsString>> {
+            Ok(["sh", "-c", &self.0].map(OsString::from).to_vec())
+        }
+    }
+
+    /// Two processes that do `last` when they are told to go on, the first at once, the other
+    /// later, and then end; told to go on twice.
+    fn go_on_twice(last: &str) -> Result<[Result<Vec<Reply>>; 2]> {
+        let directory = tempfile::tempdir()?;
+        let script = format!(
+            "read job; echo '\"Ready\"'; read command; \
+             mkdir '{}' 2>/dev/null || sleep 0.5; {last}",
+            directory.path().join("first").display()
+        );
+        let plan = Plan::new(&Alone::try_parse_from(["io", "--processes", "2"])?.io)?;
+        let signals = Signals::take()?;
+        let mut crew = Crew::start(&plan, &Script(script), &signals)?;
+        Ok([crew.all_do(&Command::Prepare), crew.all_do(&Command::Finish)])
+    }
+
+    #[test]
+    fn a_process_that_ends_after_its_reply_is_missed_only_when_it_is_to_do_more() {
+        let [first, second] = go_on_twice("echo '\"Ready\"'").unwrap();
+        assert_eq!(first.unwrap().len(), 2);
+        assert!(second.unwrap_err().to_string().contains("ended in the middle, with code 0"));
+    }
+
+    #[test]
+    fn a_process_that_ends_without_a_reply_is_missed_at_once() {
+        let [first, _] = go_on_twice("exit 7").unwrap();
+        assert!(first.unwrap_err().to_string().contains("ended in the middle, with code 7"));
+    }
 }

@@ -28,8 +28,11 @@ use show::{Progress, Result as Shown};
 use crate::exit::{Exit, Failure};
 use crate::host::Host;
 use crate::output::Output;
-use crate::scratch::Scratch;
+use crate::scratch::{self, Scratch};
 use crate::signals::Signals;
+
+/// Whose scratch directories these are.
+const SUBCOMMAND: &str = "io";
 
 /// Runs the subcommand.
 pub(crate) fn run(options: &Io, host: &dyn Host, output: &Output) -> Result<u8> {
@@ -39,11 +42,14 @@ pub(crate) fn run(options: &Io, host: &dyn Host, output: &Output) -> Result<u8> 
     options.refuse_devices()?;
     let mut plan = Plan::new(options)?;
     let directories = place::check_directories(&plan.directories)?;
+    for directory in &plan.directories {
+        scratch::remove_leftovers(directory, SUBCOMMAND);
+    }
     place::check_room(&plan)?;
     let signals = Signals::take()?;
     let mut scratches = Vec::new();
     for directory in &plan.directories {
-        scratches.push(Scratch::new(directory, "io").map_err(|error| {
+        scratches.push(Scratch::new(directory, SUBCOMMAND).map_err(|error| {
             let text = format!("cannot write in {}: {error}", directory.display());
             Failure::environment(format!("{text}; pass another --dir"))
         })?);

@@ -14,7 +14,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use clap::ArgGroup;
 use forebay::ByteSize;
 use forebay::io::{EngineKind, ErrorKind, probe_engines};
@@ -24,6 +23,7 @@ use self::place::Place;
 use self::report::Report;
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, complain};
+use crate::scratch;
 use crate::signals::Signals;
 
 /// Options of `forebay tune`.
@@ -125,6 +125,9 @@ fn tune_all(
     places: &[Place],
     signals: &Signals,
 ) -> anyhow::Result<Report> {
+    for place in places {
+        scratch::remove_leftovers(&place.path, target::SUBCOMMAND);
+    }
     let io_bytes = place::io_bytes(options.io_size, places)?;
     let run = target::Run { options, space, io_bytes, log, signals, seed: seed() };
     let mut targets = Vec::new();
@@ -136,9 +139,11 @@ fn tune_all(
     }
     let page = log.join("forebay-tune.html");
     let mut report = Report::new(io_bytes, options.loops, targets);
-    fs::write(&page, page::render(&report))
-        .with_context(|| format!("cannot write {}", page.display()))?;
-    report.page = Some(page.display().to_string());
+    match fs::write(&page, page::render(&report)) {
+        Ok(()) => report.page = Some(page.display().to_string()),
+        // What was found is worth more than how it looks.
+        Err(error) => complain(&format!("forebay: cannot write {}: {error}", page.display())),
+    }
     Ok(report)
 }
 
@@ -148,7 +153,7 @@ fn show(report: &Report, options: &Options, output: &Output) -> anyhow::Result<u
     } else {
         output.text(&text::render(report, options.verbose, output))?;
     }
-    Ok(Exit::Done as u8)
+    Ok(if report.is_kept() { Exit::Done } else { Exit::Failed } as u8)
 }
 
 /// Says why it ended early, and how to go on.

@@ -7,7 +7,7 @@ use forebay::{Best, Profile, Profiles};
 use serde::Serialize;
 
 use super::place::Place;
-use super::text::{HEADER, options_columns};
+use super::text::{HEADER, NAME_WIDTH, options_columns};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -47,7 +47,7 @@ pub(super) fn show(output: &Output) -> anyhow::Result<u8> {
     let mut lines = Vec::new();
     for Entry { identity, profile } in entries {
         lines.push(format!("{} ({identity}), {}", profile.name, age(profile.measured_at)));
-        lines.push(format!("  {:11}{HEADER}   GB/s", ""));
+        lines.push(format!("  {:NAME_WIDTH$}{HEADER}   GB/s", ""));
         for (name, best) in
             [("read", profile.read), ("write", profile.write), ("both", profile.both)]
         {
@@ -68,7 +68,8 @@ fn line(name: &str, best: &Best) -> String {
         best.parallelism,
         best.single_submit,
     );
-    format!("  {name:11}{columns} {:6.2}", best.bytes_per_second / 1e9)
+    let verdict = if best.conclusive { "" } else { "  inconclusive" };
+    format!("  {name:NAME_WIDTH$}{columns} {:6.2}{verdict}", best.bytes_per_second / 1e9)
 }
 
 fn age(measured_at: u64) -> String {

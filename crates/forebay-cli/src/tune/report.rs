@@ -16,6 +16,12 @@ pub(super) struct Report {
 }
 
 impl Report {
+    /// Whether the page is written, and what each directory does best with is stored.
+    pub(super) fn is_kept(&self) -> bool {
+        let mut alone = self.targets.iter().filter(|target| !target.striped);
+        self.page.is_some() && alone.all(|target| target.profile.is_some())
+    }
+
     pub(super) fn new(io_bytes: u64, loops: u32, targets: Vec<Target>) -> Self {
         Self { version: env!("CARGO_PKG_VERSION"), io_bytes, loops, targets, page: None }
     }
@@ -81,6 +87,13 @@ pub(super) struct Winner {
     pub(super) read: Option<Summary>,
     pub(super) write: Option<Summary>,
     pub(super) verdict: Option<Verdict>,
+}
+
+impl Winner {
+    /// Whether nothing is known to be faster.
+    pub(super) fn is_conclusive(&self) -> bool {
+        self.verdict.is_some_and(|verdict| verdict.conclusive)
+    }
 }
 
 /// How sure that is.

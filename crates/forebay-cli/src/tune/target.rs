@@ -18,6 +18,9 @@ use crate::output::complain;
 use crate::scratch::Scratch;
 use crate::signals::Signals;
 
+/// Whose scratch directories these are.
+pub(super) const SUBCOMMAND: &str = "tune";
+
 /// What all targets of a command have in common.
 #[derive(Debug)]
 pub(super) struct Run<'a> {
@@ -53,7 +56,7 @@ impl Run<'_> {
         let scratches: Vec<Scratch> = places
             .iter()
             .map(|place| {
-                Scratch::new(&place.path, "tune").map_err(|error| {
+                Scratch::new(&place.path, SUBCOMMAND).map_err(|error| {
                     let path = place.path.display();
                     Failure::environment(format!("{path}: cannot make a directory in it: {error}"))
                 })
@@ -75,7 +78,14 @@ impl Run<'_> {
         target.resumed_samples = earlier;
         target.seed = settings.seed;
         if let [place] = places {
-            target.profile = Some(store(place, &target)?);
+            match store(place, &target) {
+                Ok(path) => target.profile = Some(path),
+                Err(error) => {
+                    // The journal stays: the same command stores it without measuring again.
+                    target.warnings.push(format!("not stored for handles: {error:#}"));
+                    return Ok(target);
+                }
+            }
         }
         journal.finish()?;
         Ok(target)
@@ -113,15 +123,17 @@ fn store(place: &Place, target: &Target) -> anyhow::Result<String> {
     let own = |winner: &Option<Winner>, read: bool| -> Option<Best> {
         let winner = winner.as_ref()?;
         let summary = if read { winner.read } else { winner.write };
-        Some(winner.options.best(summary?.bytes_per_second))
+        Some(winner.options.best(summary?.bytes_per_second, winner.is_conclusive()))
     };
+    let ways = [&target.read, &target.write];
+    let sure = ways.into_iter().flatten().all(Winner::is_conclusive);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let profile = Profile {
         name: place.name(),
         measured_at: now.as_secs(),
         read: own(&target.read, true),
         write: own(&target.write, false),
-        both: target.both.as_ref().map(|winner| winner.options.best(rate(winner))),
+        both: target.both.as_ref().map(|winner| winner.options.best(rate(winner), sure)),
     };
     Profiles::store(&place.location.identity(), profile)?;
     Ok(forebay::config::profiles_path().unwrap_or_default().display().to_string())

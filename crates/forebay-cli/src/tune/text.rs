@@ -11,6 +11,9 @@ use crate::output::Output;
 /// Columns of the warnings.
 const WIDTH: usize = 100;
 
+/// Columns of what a line is about: the longest is `both write`.
+pub(super) const NAME_WIDTH: usize = 11;
+
 /// Titles over [`options_columns`].
 pub(super) const HEADER: &str = "engine      block  depth  workers  submit";
 
@@ -45,7 +48,7 @@ fn target_lines(target: &Target, verbose: bool, output: &Output) -> Vec<String> 
         .collect();
     let title = format!("{}{}", if target.striped { "striped: " } else { "" }, names.join(" + "));
     let mut lines = vec![output.styled(Style::new().bold(), &title)];
-    lines.push(format!("  {:11}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
+    lines.push(format!("  {:NAME_WIDTH$}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
     lines.extend(target.read.as_ref().map(|winner| winner_line("read", winner, winner.read)));
     lines.extend(target.write.as_ref().map(|winner| winner_line("write", winner, winner.write)));
     if let Some(both) = &target.both {
@@ -95,7 +98,7 @@ fn winner_line(name: &str, winner: &Winner, summary: Option<Summary>) -> String 
         }
         None => String::new(),
     };
-    format!("  {name:11}{columns} {rates}{verdict}")
+    format!("  {name:NAME_WIDTH$}{columns} {rates}{verdict}")
 }
 
 fn rate_columns(found: &Summary) -> String {
@@ -123,7 +126,7 @@ fn candidate_lines(target: &Target) -> Vec<String> {
             );
             let name = if read { "read" } else { "write" };
             let samples = summary.samples;
-            format!("  {name:11}{columns} {}  {samples} samples", rate_columns(&summary))
+            format!("  {name:NAME_WIDTH$}{columns} {}  {samples} samples", rate_columns(&summary))
         }));
     }
     lines

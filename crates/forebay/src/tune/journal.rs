@@ -257,6 +257,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_played_back_is_what_was_measured_to_the_last_bit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("j");
+        let candidate = Space::standard(vec![EngineKind::Threads], 1).modes()[0];
+        let mut random = fastrand::Rng::with_seed(3);
+        let entries: Vec<Entry> = (0..1000)
+            .map(|_| {
+                let bytes_per_second = 1e8 + 1e10 * random.f64();
+                let sample = Sample { bytes_per_second, ..Sample::default() };
+                let sample = Some(sample);
+                Entry { write: false, bytes: 1, candidate, sample, unavailable: None }
+            })
+            .collect();
+        let mut journal = Journal::open(&path, &json!(1), 7, false).unwrap();
+        entries.iter().for_each(|entry| journal.append(entry).unwrap());
+        drop(journal);
+        assert_eq!(Journal::open(&path, &json!(1), 7, false).unwrap().earlier, entries);
+    }
+
+    #[test]
     fn a_journal_of_something_else_or_thrown_away_is_not_gone_on_with() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("j");

@@ -56,7 +56,7 @@ impl Candidate {
 
 impl Candidate {
     /// These options with the rate that they came to, for a profile.
-    pub fn best(&self, bytes_per_second: f64) -> Best {
+    pub fn best(&self, bytes_per_second: f64, conclusive: bool) -> Best {
         Best {
             engine: self.engine,
             block_size: self.block_size,
@@ -64,6 +64,7 @@ impl Candidate {
             parallelism: self.parallelism,
             single_submit: self.single_submit,
             bytes_per_second,
+            conclusive,
         }
     }
 }
