@@ -30,6 +30,12 @@ impl Signals {
         Ok(signals)
     }
 
+    /// Takes none: a test that takes some is alone with them.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { seen: Arc::default(), is_over: Arc::default() }
+    }
+
     /// The exit code of the signal that came, if one did.
     pub(crate) fn exit_code(&self) -> Option<u8> {
         match self.seen.load(Ordering::Relaxed) {
