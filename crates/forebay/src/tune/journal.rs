@@ -271,7 +271,9 @@ mod tests {
             })
             .collect();
         let mut journal = Journal::open(&path, &json!(1), 7, false).unwrap();
-        entries.iter().for_each(|entry| journal.append(entry).unwrap());
+        for entry in &entries {
+            journal.append(entry).unwrap();
+        }
         drop(journal);
         assert_eq!(Journal::open(&path, &json!(1), 7, false).unwrap().earlier, entries);
     }
