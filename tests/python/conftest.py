@@ -136,3 +136,20 @@ def descriptors_fall_to(count: int) -> bool:
     while descriptor_count() > count and time.monotonic() < deadline:
         time.sleep(0.001)
     return descriptor_count() <= count
+
+
+def undocumented_keys(found: dict[str, Any], document: str, schema: str) -> list[str]:
+    """Return the keys of a command's object that its section in the docs doesn't name."""
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    section = text.split(f"`{schema}`", 1)[1].split("\n## ", 1)[0]
+    return [key for key in keys_of(found) if f"`{key}`" not in section]
+
+
+def keys_of(value: Any) -> set[str]:
+    """Return the keys of an object and of those in it; options have the names of the command."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if not isinstance(value, dict):
+        return set()
+    inner = (keys_of(item) for key, item in value.items() if key != "options")
+    return set(value).union(*inner)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import ROOT, need_root
+from conftest import need_root, undocumented_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,20 +105,7 @@ def test_the_json_has_every_key_that_the_docs_name(tmp_path: Path) -> None:
     found = run_json("--dir", tmp_path, "--io-size", "64K", "--read")
     assert next(iter(found)) == "schema"
     assert found["schema"] == "forebay.io/1"
-    text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
-    section = text.split("`forebay.io/1`", 1)[1].split("\n## ", 1)[0]
-    missing = [key for key in keys_of(found) if f"`{key}`" not in section]
-    assert not missing
-
-
-def keys_of(value: Any) -> set[str]:
-    """Return the keys of an object and of those in it; options have the names of the command."""
-    if isinstance(value, list):
-        return set().union(*map(keys_of, value))
-    if not isinstance(value, dict):
-        return set()
-    inner = (keys_of(item) for key, item in value.items() if key != "options")
-    return set(value).union(*inner)
+    assert not undocumented_keys(found, "bench.md", "forebay.io/1")
 
 
 def test_the_text_has_what_a_person_looks_for(tmp_path: Path) -> None:

@@ -202,9 +202,7 @@ def test_what_a_killed_run_left_goes_and_a_live_ones_stays(tuner: Tuner) -> None
     assert os.listdir(tuner.directory) == []
 
 
-def test_what_a_killed_run_left_takes_no_room_from_the_next(
-    tuner: Tuner, small_ext4: Path
-) -> None:
+def test_what_a_killed_run_left_takes_no_room_from_the_next(tuner: Tuner, small_ext4: Path) -> None:
     dead = small_ext4 / "forebay-tune-1-2-0"
     dead.mkdir()
     (dead / ".forebay.lock").touch()
