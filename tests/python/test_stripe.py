@@ -559,6 +559,8 @@ def test_a_file_is_removed_from_all_directories(
     striped.store(pattern(50_000), NAME)
     assert stripe.exists(NAME)
     (directories[1] / NAME).unlink()
+    # What a store leaves that is killed while it writes a manifest.
+    (directories[0] / f"{NAME}.stripe.json.new").write_text("{")
     stripe.remove(NAME)
     assert not stripe.exists(NAME)
     assert not [path for directory in directories for path in directory.iterdir()]

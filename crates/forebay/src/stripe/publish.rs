@@ -41,6 +41,8 @@ fn write_next(path: &Path, next: &Path, bytes: &[u8], is_durable: bool) -> io::R
 /// Removes a manifest, if it is there.
 pub(super) fn remove_manifest(name: &Name, directory: &Path, is_durable: bool) -> Result<()> {
     let path = name.manifest(directory);
+    // What a killed store left of the next one; a store overwrites what can't be removed.
+    let _ = fs::remove_file(name.next_manifest(directory));
     match fs::remove_file(&path) {
         Ok(()) if is_durable => sync_folder(&path),
         Ok(()) => Ok(()),
