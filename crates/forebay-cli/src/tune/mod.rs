@@ -58,7 +58,7 @@ pub(crate) struct Options {
     #[arg(long, alias = "io_size", value_name = "SIZE")]
     io_size: Option<ByteSize>,
 
-    /// Passes over the grid that the search may take a fifth of
+    /// Passes over the grid that the search has to beat by a factor of five
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     loops: u32,
 

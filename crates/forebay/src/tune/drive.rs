@@ -5,9 +5,11 @@
 //! store's. Bytes are random, since drives compress, and are stored over those that are there, as
 //! swapping does.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use super::rounds::as_float;
@@ -23,6 +25,9 @@ use crate::io::{
 const FILL_BYTES: u64 = 16 << 20;
 /// What a directory moves of a sample is a multiple of this.
 const GRANULE: u64 = 64 << 10;
+/// Handles that are being closed while the next candidates are measured. Linux AIO sleeps some 40 ms
+/// for that, longer than a short sample takes.
+const CLOSING_MAX: usize = 16;
 /// If more than one in this many bytes went through the page cache, the sample is said to.
 const BUFFERED_SHARE: u64 = 100;
 
@@ -56,6 +61,7 @@ pub struct Drive<'a> {
     file_bytes: u64,
     pool: Arc<Pool>,
     handle: Option<(Candidate, Handle)>,
+    closing: VecDeque<JoinHandle<()>>,
     memory: Vec<OwnedMemory>,
     position: u64,
 }
@@ -74,8 +80,15 @@ impl<'a> Drive<'a> {
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         let pool = Pool::new(PoolOptions::default());
-        let (handle, memory) = (None, Vec::new());
-        let mut drive = Self { options, file_bytes, pool, handle, memory, position: 0 };
+        let mut drive = Self {
+            options,
+            file_bytes,
+            pool,
+            handle: None,
+            closing: VecDeque::new(),
+            memory: Vec::new(),
+            position: 0,
+        };
         drive.fill()?;
         Ok(drive)
     }
@@ -116,10 +129,10 @@ impl<'a> Drive<'a> {
         Ok(self.pool.allocate(in_memory(bytes)?, ALIGNMENT_DEFAULT)?.into())
     }
 
-    /// Has memory of so many bytes for each file, with contents that don't compress.
+    /// Has memory of so many bytes or more for each file, with contents that don't compress.
     fn provide(&mut self, bytes: u64) -> Result<()> {
         let length = in_memory(bytes)?;
-        if self.memory.first().is_some_and(|memory| memory.as_slice().len() == length)
+        if self.memory.first().is_some_and(|memory| memory.as_slice().len() >= length)
             && self.memory.len() == self.options.files.len()
         {
             return Ok(());
@@ -139,7 +152,7 @@ impl<'a> Drive<'a> {
         if self.handle.as_ref().is_some_and(|(current, _)| current == candidate) {
             return Ok(());
         }
-        self.handle = None;
+        self.put_away();
         let options = Options {
             durability: Durability::Data,
             page_cache: false,
@@ -151,6 +164,16 @@ impl<'a> Drive<'a> {
             .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))?;
         self.handle = Some((*candidate, handle));
         Ok(())
+    }
+
+    /// Closes the handle, on a thread of its own.
+    fn put_away(&mut self) {
+        let Some((_, handle)) = self.handle.take() else { return };
+        if self.closing.len() == CLOSING_MAX {
+            self.closing.pop_front().map(JoinHandle::join);
+        }
+        // Where no thread can be had, the closure goes with the handle, which closes it.
+        self.closing.extend(thread::Builder::new().spawn(move || drop(handle)));
     }
 
     /// Moves `bytes` of each file at once.
@@ -205,6 +228,15 @@ impl Measure for Drive<'_> {
 
     fn progress(&mut self, progress: &Progress) {
         (self.options.on_progress)(progress);
+    }
+}
+
+impl Drop for Drive<'_> {
+    fn drop(&mut self) {
+        self.put_away();
+        for closing in self.closing.drain(..) {
+            let _ = closing.join();
+        }
     }
 }
 
