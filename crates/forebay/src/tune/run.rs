@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::rounds::{Comparison, Round, Z_95, as_float, median, quantile};
-use super::search::{Limits, Measure, Measured, Outcome, cheapest, search, tied};
+use super::search::{Limits, Measure, Measured, Outcome, SAMPLE_BYTES_MIN, cheapest, search, tied};
 use super::space::{Candidate, Space};
 use crate::io::{Direction, Error, ErrorKind, Result};
 
@@ -13,6 +13,9 @@ use crate::io::{Direction, Error, ErrorKind, Result};
 pub(crate) const SAVING: u64 = 8;
 /// But this many times the size of the file, so that a handful of candidates can be told apart.
 const FILES_MIN: u64 = 6;
+/// And so many of the shortest samples of each candidate, without which a search among many on a
+/// small file couldn't tell them from chance.
+const SAMPLES_MIN: u64 = 4;
 /// One in this many of those bytes goes to the comparison of modes, and to that of both ways.
 const JOINT_SHARE: u64 = 10;
 /// Rounds of a comparison of both ways.
@@ -42,18 +45,26 @@ pub struct Settings {
 impl Settings {
     /// Bytes that a pass over the whole grid takes, as often as asked for.
     pub fn grid_bytes(&self) -> u64 {
+        self.io_bytes.saturating_mul(self.points()).saturating_mul(u64::from(self.loops))
+    }
+
+    /// Candidates of the grid.
+    fn points(&self) -> u64 {
         let space = &self.space;
         let points = if space.is_small() {
             space.product().len()
         } else {
             space.modes().first().map_or(0, |mode| space.grid(*mode).len())
         };
-        self.io_bytes.saturating_mul(points as u64).saturating_mul(u64::from(self.loops))
+        points as u64
     }
 
     /// Bytes that tuning one way may move.
     pub fn budget_bytes(&self) -> u64 {
-        (self.grid_bytes() / SAVING).max(FILES_MIN.saturating_mul(self.io_bytes))
+        let samples = SAMPLES_MIN * SAMPLE_BYTES_MIN.min(self.io_bytes);
+        (self.grid_bytes() / SAVING)
+            .max(FILES_MIN.saturating_mul(self.io_bytes))
+            .max(samples.saturating_mul(self.points()))
     }
 
     fn directions(&self) -> Vec<Direction> {
@@ -404,6 +415,16 @@ mod tests {
         assert!(tuning.candidates.iter().all(|one| !one.single_submit));
         assert_eq!(tuning.moved_bytes, drive.moved_bytes);
         assert!(drive.moved_bytes <= 2 * settings().grid_bytes() / SAVING);
+    }
+
+    #[test]
+    fn a_small_file_is_sampled_often_enough_to_tell_candidates_apart() {
+        for io_bytes in [1 << 20, 16 << 20, 64 << 20] {
+            let settings = Settings { io_bytes, write: false, ..settings() };
+            let tuning = tune(&settings, &mut Simple { moved_bytes: 0 }).unwrap();
+            let read = tuning.read.unwrap();
+            assert!(read.outcome.is_conclusive(), "{io_bytes}: {}", read.outcome.uncertainty);
+        }
     }
 
     #[test]

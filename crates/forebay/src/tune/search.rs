@@ -37,7 +37,7 @@ const ROUNDS_MIN: u64 = 2;
 /// is a matter of moments.
 const SAMPLES_PER_FILE: u64 = 4;
 /// Shortest sample, in bytes, where that many are moved at all.
-const SAMPLE_BYTES_MIN: u64 = 4 << 20;
+pub(crate) const SAMPLE_BYTES_MIN: u64 = 4 << 20;
 /// The length of a sample is a multiple of this, so that direct I/O needs no ragged end.
 const SAMPLE_GRANULE: u64 = 1 << 20;
 
