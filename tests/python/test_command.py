@@ -302,6 +302,23 @@ def test_what_a_broken_installation_left_is_not_installed(tmp_path: Path) -> Non
     assert "9.0" not in json.loads(done.stdout)["facts"]["python"]["packages"].values()
 
 
+def test_a_python_that_cannot_be_asked_fails_in_the_report_and_does_not_end_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "numpy-9.0.dist-info").mkdir()
+    (tmp_path / "numpy-9.0.dist-info" / "METADATA").write_bytes(b"Name: \xff\n")
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = run("report", "--json", tmp_path, PYTHONPATH=places)
+    assert (done.returncode, done.stderr) == (1, "")
+    report = json.loads(done.stdout)
+    assert "UnicodeDecodeError" in report["facts"]["python"]["problem"]
+    findings = {
+        finding["id"]: finding for section in report["sections"] for finding in section["findings"]
+    }
+    assert findings["python.version"]["level"] == "failure"
+    assert "directory.uring" in str(findings.keys())
+
+
 def test_the_state_of_the_hook_comes_out_whatever_standard_output_is() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

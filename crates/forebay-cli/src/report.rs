@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 
 use anstyle::{AnsiColor, Style};
-use anyhow::Context;
 use forebay::report::{Counts, Facts, Finding, Level, PythonFacts, Report, Section, Sources};
 
 use crate::exit::Exit;
@@ -31,12 +30,10 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options, host: &dyn Host, output: &Output) -> anyhow::Result<u8> {
-    let python: Option<PythonFacts> = match host.facts()? {
-        Some(facts) => {
-            Some(serde_json::from_value(facts).context("cannot read what Python says of itself")?)
-        }
-        None => None,
-    };
+    let python = python(host).unwrap_or_else(|error| {
+        let problem = format!("cannot say what is installed: {error:#}");
+        Some(PythonFacts { problem: Some(problem), ..PythonFacts::default() })
+    });
     let root = Path::new("/");
     let facts = Facts::gather(Sources { root, directories: &options.directories, python });
     let report = Report::of(facts);
@@ -46,6 +43,11 @@ pub(crate) fn run(options: &Options, host: &dyn Host, output: &Output) -> anyhow
         output.text(&text(&report, output))?;
     }
     Ok(if report.counts.failure == 0 { Exit::Done } else { Exit::Failed } as u8)
+}
+
+/// What Python says of itself. A broken package is something to report, not to end the report.
+fn python(host: &dyn Host) -> anyhow::Result<Option<PythonFacts>> {
+    host.facts()?.map(|facts| serde_json::from_value(facts).map_err(Into::into)).transpose()
 }
 
 fn text(report: &Report, output: &Output) -> String {

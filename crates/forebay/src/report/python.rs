@@ -23,6 +23,8 @@ pub struct PythonFacts {
     pub libraries: Vec<PathBuf>,
     /// Whether DeepSpeed uses Forebay; `None` if Forebay has no hook here.
     pub deepspeed_hook: Option<bool>,
+    /// Why nothing of this is known, if nothing is: something in the environment is broken.
+    pub problem: Option<String>,
 }
 
 pub(super) fn findings(facts: Option<&PythonFacts>) -> Vec<Finding> {
@@ -30,6 +32,9 @@ pub(super) fn findings(facts: Option<&PythonFacts>) -> Vec<Finding> {
         let detail = "this command runs without: pip install forebay has one that knows its Python";
         return vec![Finding::new("python.version", Level::Info, "Python", detail)];
     };
+    if let Some(problem) = &facts.problem {
+        return vec![Finding::new("python.version", Level::Failure, "Python", problem)];
+    }
     let detail = format!("{} ({})", facts.version, facts.executable);
     vec![
         Finding::new("python.version", Level::Ok, "Python", detail),

@@ -222,6 +222,14 @@ fn what_python_has_is_said_and_what_it_lacks_is_no_warning() {
 }
 
 #[test]
+fn a_python_that_cannot_be_asked_is_a_failure_of_the_report_not_its_end() {
+    let facts = PythonFacts { problem: Some("broken".to_owned()), ..PythonFacts::default() };
+    let findings = crate::report::python::findings(Some(&facts));
+    assert_found(&findings, "python.version", Level::Failure, "broken", None);
+    assert_eq!(findings.len(), 1, "nothing else is known");
+}
+
+#[test]
 fn limits_and_the_machine_are_read_from_proc_and_sys() {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
