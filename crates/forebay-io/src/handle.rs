@@ -4,7 +4,6 @@
 //! number of threads at once, and in a process forked from the one that made it, where it starts
 //! fresh workers.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
@@ -339,60 +338,6 @@ impl Handle {
         add(&counters.operations, 1);
         add(&counters.transfers, 1);
         Ok(true)
-    }
-
-    /// Loads `buffer.len()` bytes at `offset` of a file.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::run`].
-    pub fn load(&self, path: impl AsRef<Path>, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.run_borrowed(
-            Direction::Load,
-            path.as_ref(),
-            offset,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            false,
-        )
-    }
-
-    /// Stores a buffer as a whole file of exactly its size.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::run`].
-    pub fn store(&self, path: impl AsRef<Path>, buffer: &[u8]) -> Result<()> {
-        let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(Direction::Store, path.as_ref(), 0, address, buffer.len(), true)
-    }
-
-    /// Stores a buffer at `offset` of a file, and leaves the rest of the file as it is.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::run`].
-    pub fn store_at(&self, path: impl AsRef<Path>, offset: u64, buffer: &[u8]) -> Result<()> {
-        let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(Direction::Store, path.as_ref(), offset, address, buffer.len(), false)
-    }
-
-    #[expect(unsafe_code, reason = "the one place that lends a slice to an operation")]
-    fn run_borrowed(
-        &self,
-        direction: Direction,
-        path: &Path,
-        offset: u64,
-        address: *mut u8,
-        length: usize,
-        whole_file: bool,
-    ) -> Result<()> {
-        let target = Target::Path(path.to_path_buf());
-        let request =
-            Request { whole_file, ..Request::new(direction, target, offset, address, length) };
-        // SAFETY: the slice is borrowed until `run` returns, when the operation is done; a store
-        // only reads from it.
-        unsafe { self.run(request) }
     }
 
     /// Waits for the operations under way now; `false` if the timeout came first.
