@@ -17,8 +17,7 @@ impl Handle {
     /// As for [`Self::run`].
     pub fn load(&self, target: impl Into<Target>, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let address = buffer.as_mut_ptr();
-        let request =
-            Request::new(Direction::Load, target.into(), offset, address, buffer.len());
+        let request = Request::new(Direction::Load, target.into(), offset, address, buffer.len());
         // SAFETY: the slice is borrowed for this call alone until `run` returns, when the operation
         // is done.
         unsafe { self.run(request) }

@@ -18,10 +18,12 @@ mod command;
 mod compare;
 mod error;
 mod handle;
+mod interrupt;
 mod operation;
 mod pool;
 mod probe;
 mod stripe;
+mod tensor_file;
 
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
@@ -42,4 +44,6 @@ mod _forebay {
     use super::probe::{cached_bytes, drop_cached, file_facts, probe_engines};
     #[pymodule_export]
     use super::stripe::Stripe;
+    #[pymodule_export]
+    use super::tensor_file::{TensorHeader, crc32c, read_header, save_tensors};
 }
