@@ -417,6 +417,15 @@ impl Handle {
         }
     }
 
+    /// Takes note of a fallback that somebody above took: it is counted in [`Stats::fallbacks`], and
+    /// reported once.
+    pub fn note_fallback(&self, text: &str) {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() {
+            runtime.counters.fallback(text);
+        }
+    }
+
     /// Fallbacks that were not reported yet, each once, for a log.
     pub fn notices(&self) -> Vec<String> {
         let runtime = self.runtime.load();

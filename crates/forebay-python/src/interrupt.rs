@@ -34,7 +34,7 @@ pub(crate) fn interruptible<T: Send>(
                 match receiver.recv_timeout(SLICE) {
                     Ok(answer) => return (answer, raised),
                     Err(RecvTimeoutError::Timeout) if raised.is_none() => {
-                        raised = Python::attach(|py| py.check_signals()).err();
+                        raised = Python::attach(|py| py.check_signals().err());
                         if raised.is_some() {
                             stop.request();
                         }

@@ -45,5 +45,8 @@ mod _forebay {
     #[pymodule_export]
     use super::stripe::Stripe;
     #[pymodule_export]
-    use super::tensor_file::{TensorHeader, crc32c, read_header, save_tensors};
+    use super::tensor_file::{
+        TensorHeader, TensorSource, crc32c, load_tensors, plan_load, read_header, save_tensors,
+        verify_tensors,
+    };
 }

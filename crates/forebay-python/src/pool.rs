@@ -100,6 +100,12 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct PinnedBuffer(Option<PoolBuffer>);
 
+impl PinnedBuffer {
+    pub(crate) fn over(buffer: PoolBuffer) -> Self {
+        Self(Some(buffer))
+    }
+}
+
 #[pymethods]
 impl PinnedBuffer {
     /// numpy's view of it: bytes.

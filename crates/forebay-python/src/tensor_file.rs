@@ -1,17 +1,24 @@
-//! Files of tensors: headers, saving, checksums.
+//! Files of tensors: headers, sources, loading, saving, checksums.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use forebay::safetensors::{self as core, ChecksumState, SaveOptions, Stop, TensorData};
+use forebay::safetensors::{
+    self as core, ChecksumState, LoadOptions, LoadPlan, PlanOptions, SaveOptions, Source, Stop,
+    TensorData, Verdict,
+};
 use forebay_io::Durability;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::buffer::Memory;
 use crate::buffer::submit::Bytes;
 use crate::error::OrRaise;
 use crate::handle::Handle;
 use crate::interrupt::interruptible;
+use crate::pool::PinnedBuffer;
 
 /// A tensor's dtype, shape, and first and last byte in the data section.
 type Info<'a> = (&'static str, &'a [u64], u64, u64);
@@ -23,6 +30,12 @@ type Given<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
 #[pyclass(frozen, module = "forebay._forebay")]
 #[derive(Debug)]
 pub(crate) struct TensorHeader(core::Header);
+
+/// A tensor in memory: name, dtype, shape, index of its buffer, first byte there.
+pub(crate) type Loaded = (String, &'static str, Vec<u64>, usize, u64);
+
+/// What was found of a tensor: file, name, bytes, verdict, wanted and found checksum.
+type Found = (PathBuf, String, u64, &'static str, Option<u32>, Option<u32>);
 
 #[pymethods]
 impl TensorHeader {
@@ -77,6 +90,134 @@ pub(crate) fn read_header(py: Python<'_>, path: PathBuf) -> PyResult<TensorHeade
     py.detach(|| core::Header::read(path)).or_raise(py).map(TensorHeader)
 }
 
+/// Files of tensors that are open: what is loaded later is what was looked at.
+#[pyclass(frozen, module = "forebay._forebay")]
+#[derive(Debug)]
+pub(crate) struct TensorSource(pub(crate) Arc<core::Opened>);
+
+#[pymethods]
+impl TensorSource {
+    /// Opens a file, an index, a directory, or a list of files.
+    #[new]
+    fn new(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let source = match source.extract::<PathBuf>() {
+            Ok(path) => py.detach(|| Source::of(path)),
+            Err(_) => Source::Files(source.extract()?),
+        };
+        py.detach(|| source.open()).or_raise(py).map(|opened| Self(Arc::new(opened)))
+    }
+
+    /// The files.
+    #[getter]
+    fn paths(&self) -> Vec<PathBuf> {
+        self.0.files().iter().map(|file| file.path.clone()).collect()
+    }
+
+    /// Their descriptors, open as long as this is.
+    #[getter]
+    fn descriptors(&self) -> Vec<i32> {
+        self.0.files().iter().map(|file| file.file().as_raw_fd()).collect()
+    }
+
+    /// The header of a file.
+    fn header(&self, file: usize) -> Option<TensorHeader> {
+        self.0.files().get(file).map(|file| TensorHeader(file.header.clone()))
+    }
+
+    /// The names, file by file in the order of the tensors' bytes.
+    #[getter]
+    fn names(&self) -> Vec<&str> {
+        self.0.places().iter().map(|&place| self.0.tensor(place).name.as_str()).collect()
+    }
+
+    /// The index of a tensor's file, if it is there.
+    fn file_of(&self, name: &str) -> Option<usize> {
+        self.0.find(name).map(|place| place.file)
+    }
+}
+
+/// What a load would take, as numbers of bytes; refuses what the budget doesn't.
+#[pyfunction]
+#[pyo3(signature = (handle, source, names, budget))]
+pub(crate) fn plan_load<'py>(
+    py: Python<'py>,
+    handle: &Handle,
+    source: &TensorSource,
+    names: Option<Vec<String>>,
+    budget: Option<u64>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let plan = plan(py, handle, source, names, budget)?;
+    let answer = PyDict::new(py);
+    answer.set_item("tensors", plan.tensors().len())?;
+    answer.set_item("files", plan.files().len())?;
+    answer.set_item("reads", plan.files().iter().map(|file| file.reads.len()).sum::<usize>())?;
+    answer.set_item("tensor_bytes", plan.tensor_bytes())?;
+    answer.set_item("read_bytes", plan.read_bytes())?;
+    answer.set_item("region_bytes", plan.region_bytes())?;
+    answer.set_item("copied_bytes", plan.copied_bytes())?;
+    answer.set_item("peak_bytes", plan.peak_bytes())?;
+    Ok(answer)
+}
+
+fn plan(
+    py: Python<'_>,
+    handle: &Handle,
+    source: &TensorSource,
+    names: Option<Vec<String>>,
+    budget: Option<u64>,
+) -> PyResult<LoadPlan> {
+    let staging_bytes = handle.plain(py)?.options().staging_bytes as u64;
+    let options = PlanOptions { names, budget_bytes: budget, staging_bytes };
+    let opened = Arc::clone(&source.0);
+    py.detach(|| LoadPlan::new(opened, &options)).or_raise(py)
+}
+
+/// Loads tensors into buffers of the handle's pool.
+#[pyfunction]
+#[pyo3(signature = (handle, source, names, verify, budget))]
+pub(crate) fn load_tensors(
+    py: Python<'_>,
+    handle: &Handle,
+    source: &TensorSource,
+    names: Option<Vec<String>>,
+    verify: bool,
+    budget: Option<u64>,
+) -> PyResult<(Vec<PinnedBuffer>, Vec<Loaded>)> {
+    let plan = plan(py, handle, source, names, budget)?;
+    let plain = handle.plain(py)?;
+    let regions = interruptible(py, |stop: &Stop| {
+        core::load(plain, &plan, &LoadOptions { verify, stop: stop.clone() })
+    })?;
+    let loaded = |placed: &core::Placed| {
+        let info = plan.opened().tensor(placed.place);
+        let core::TensorInfo { name, dtype, shape, .. } = info;
+        (name.clone(), dtype.name(), shape.clone(), placed.region, placed.position)
+    };
+    let tensors = plan.tensors().iter().map(loaded).collect();
+    Ok((regions.into_iter().map(PinnedBuffer::over).collect(), tensors))
+}
+
+/// Reads every tensor and compares it with its checksum.
+#[pyfunction]
+pub(crate) fn verify_tensors(
+    py: Python<'_>,
+    handle: &Handle,
+    source: &TensorSource,
+) -> PyResult<Vec<Found>> {
+    let plain = handle.plain(py)?;
+    let findings = interruptible(py, |stop: &Stop| core::verify(plain, &source.0, stop))?;
+    let found = |finding: core::Finding| {
+        let path = source.0.files()[finding.file].path.clone();
+        let (verdict, wanted, found) = match finding.verdict {
+            Verdict::Matches => ("matches", None, None),
+            Verdict::Differs { wanted, found } => ("differs", Some(wanted), Some(found)),
+            Verdict::Unknown => ("unknown", None, None),
+        };
+        (path, finding.name, finding.bytes, verdict, wanted, found)
+    };
+    Ok(findings.into_iter().map(found).collect())
+}
+
 /// The CRC32C of an array's bytes.
 #[pyfunction]
 pub(crate) fn crc32c(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<u32> {
@@ -104,7 +245,8 @@ pub(crate) fn save_tensors(
         held.push((name, dtype, shape, bytes));
     }
     let plain = handle.plain(py)?;
-    interruptible(py, |stop: &Stop| {
+    let held = &held;
+    interruptible(py, move |stop: &Stop| {
         let tensors: Vec<TensorData<'_>> = held
             .iter()
             .map(|(name, dtype, shape, bytes)| TensorData {

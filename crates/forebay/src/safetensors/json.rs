@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for Skipped {
 }
 
 /// An object of strings, each name once.
-struct Strings(BTreeMap<String, String>);
+pub(super) struct Strings(pub(super) BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Strings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -193,7 +193,7 @@ impl<'de> Visitor<'de> for StringsVisitor {
         let mut strings = BTreeMap::new();
         while let Some((name, value)) = map.next_entry::<String, String>()? {
             if strings.contains_key(&name) {
-                let text = format!("the metadata {name:?} is there twice");
+                let text = format!("{name:?} is there twice");
                 return Err(A::Error::custom(text));
             }
             strings.insert(name, value);

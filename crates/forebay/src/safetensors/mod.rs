@@ -18,6 +18,8 @@
 //!
 //! - [`dtype`]: the types of elements. [`checksum`]: CRC32C.
 //! - [`header`], over `json`: what files say, read and checked; [`draft`]: what they are to say.
+//! - [`source`], [`index`]: where tensors come from. [`plan`]: what is read, and where it goes.
+//! - [`load`], over `pieces` and `sums`: carries a plan out. [`verify`]: reads without keeping.
 //! - [`save`]: writes files, streaming, whole or not at all.
 //!
 //! # Invariants
@@ -29,19 +31,33 @@ pub mod checksum;
 pub mod draft;
 pub mod dtype;
 pub mod header;
+pub mod index;
 mod json;
+pub mod load;
+mod pieces;
+pub mod plan;
 pub mod save;
+pub mod source;
 mod stop;
+mod sums;
+pub mod verify;
 
 pub use checksum::{crc32c, crc32c_combine};
 pub use draft::{Draft, TensorSpec};
 pub use dtype::Dtype;
 pub use header::{CHECKSUM_KEY, ChecksumState, HEADER_BYTES_MAX, Header, TensorInfo};
+pub use index::Index;
+pub use load::{LoadOptions, load};
+pub use plan::{LoadPlan, Placed, PlanOptions};
 pub use save::{SaveOptions, TensorData, TensorWriter, save};
+pub use source::{Opened, OpenedFile, Place, Source};
 pub use stop::Stop;
+pub use verify::{Finding, Verdict, verify};
 
 /// Values of `errno` that errors of this module carry, from `errno(3)`.
 mod code {
+    /// No such file or directory.
+    pub(super) const ENOENT: i32 = 2;
     /// Is a directory.
     pub(super) const EISDIR: i32 = 21;
     /// Too many levels of symbolic links.
