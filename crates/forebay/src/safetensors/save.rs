@@ -12,9 +12,9 @@
 //!   synced after that. A failure removes the new file and leaves the old one alone.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_io::{
@@ -355,7 +355,7 @@ impl Drop for Pieces<'_> {
 /// A new file, and the one whose place it is to take.
 #[derive(Debug)]
 struct Replaced {
-    file: NamedTempFile,
+    file: NamedTempFile<File>,
     name: PathBuf,
 }
 
@@ -375,21 +375,20 @@ impl Replaced {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(Error::from_io(error, "cannot look at")),
         };
-        let folder = folder_of(&name);
-        let failed = |error: io::Error| {
-            // tempfile wraps the error of the system in one that says where.
-            let code = error.raw_os_error().or_else(|| os_code_within(&error));
-            match code {
-                Some(code) => Error::from_os(code, "cannot make a file beside"),
-                None => Error::from_io(error, "cannot make a file beside"),
-            }
-        };
-        let file = tempfile::Builder::new()
-            .prefix(".forebay-")
-            .suffix(".tmp")
-            .permissions(Permissions::from_mode(MODE_NEW))
-            .tempfile_in(folder)
-            .map_err(failed)?;
+        // tempfile's error doesn't have the code of the system's.
+        let mut code = None;
+        let file = tempfile::Builder::new().prefix(".forebay-").suffix(".tmp").make_in(
+            folder_of(&name),
+            |path| {
+                let mut options = OpenOptions::new();
+                let options = options.read(true).write(true).create_new(true).mode(MODE_NEW);
+                options.open(path).inspect_err(|error| code = error.raw_os_error())
+            },
+        );
+        let file = file.map_err(|error| match code {
+            Some(code) => Error::from_os(code, "cannot make a file beside"),
+            None => Error::from_io(error, "cannot make a file beside"),
+        })?;
         if let Some(mode) = mode {
             let kept = file.as_file().set_permissions(Permissions::from_mode(mode));
             kept.map_err(|error| Error::from_io(error, "cannot keep the permissions of"))?;
@@ -408,17 +407,6 @@ impl Replaced {
         }
         Ok(())
     }
-}
-
-fn os_code_within(error: &io::Error) -> Option<i32> {
-    let mut cause = error.get_ref().and_then(|inner| inner.source());
-    while let Some(inner) = cause {
-        if let Some(inner) = inner.downcast_ref::<io::Error>() {
-            return inner.raw_os_error();
-        }
-        cause = inner.source();
-    }
-    None
 }
 
 fn folder_of(name: &Path) -> &Path {
