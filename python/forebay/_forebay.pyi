@@ -13,6 +13,7 @@ __all__ = [
     "Stripe",
     "TensorHeader",
     "TensorSource",
+    "TensorStream",
     "WakeEvent",
     "cached_bytes",
     "compare",
@@ -144,6 +145,23 @@ class TensorSource:
     @property
     def names(self) -> list[str]: ...
     def file_of(self, name: str) -> int | None: ...
+
+@final
+class TensorStream:
+    def __new__(
+        cls,
+        handle: Handle,
+        source: TensorSource,
+        names: Sequence[str] | None,
+        budget: int,
+        verify: bool,
+        timeout: float | None,
+    ) -> TensorStream: ...
+    def __iter__(self) -> TensorStream: ...
+    def __next__(self) -> tuple[str, str, list[int], PinnedBuffer, int]: ...
+    @property
+    def held_bytes(self) -> int: ...
+    def close(self) -> None: ...
 
 def compare(array: Any, path: str, offset: int) -> int | None: ...
 def crc32c(array: Any) -> int: ...

@@ -24,6 +24,7 @@ mod pool;
 mod probe;
 mod stripe;
 mod tensor_file;
+mod tensor_stream;
 
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
@@ -49,4 +50,6 @@ mod _forebay {
         TensorHeader, TensorSource, crc32c, load_tensors, plan_load, read_header, save_tensors,
         verify_tensors,
     };
+    #[pymodule_export]
+    use super::tensor_stream::TensorStream;
 }

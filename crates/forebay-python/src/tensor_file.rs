@@ -194,7 +194,8 @@ pub(crate) fn load_tensors(
         (name.clone(), dtype.name(), shape.clone(), placed.region, placed.position)
     };
     let tensors = plan.tensors().iter().map(loaded).collect();
-    Ok((regions.into_iter().map(PinnedBuffer::over).collect(), tensors))
+    let buffers = regions.into_iter().map(|region| PinnedBuffer::over(Arc::new(region)));
+    Ok((buffers.collect(), tensors))
 }
 
 /// Reads every tensor and compares it with its checksum.

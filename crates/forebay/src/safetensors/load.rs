@@ -41,8 +41,8 @@ impl Default for LoadOptions {
     }
 }
 
-/// Loads what a plan says into memory of the handle's pool: its regions, the last of which has the
-/// copies, if there are any. Where the tensors are in them, [`LoadPlan::tensors`] says.
+/// Loads what a plan says into memory of the handle's pool: its regions. Where the tensors are in
+/// them, [`LoadPlan::tensors`] says.
 ///
 /// A file whose checksums say nothing isn't verified, which is a fallback of the handle's: counted,
 /// and reported once.
@@ -94,10 +94,6 @@ fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<
             None => queues.push((device, pieces)),
         }
     }
-    let copies = match plan.copied_bytes() {
-        0 => None,
-        bytes => Some(pool.allocate(memory_bytes(bytes)?, ALIGNMENT)?),
-    };
     let window = WINDOW_BYTES * queues.len() as u64;
     let pieces = take_turns(queues.into_iter().map(|(_, queue)| queue).collect());
     if options.verify && plan.files().iter().any(|file| is_checked(&files[file.file])) {
@@ -115,14 +111,12 @@ fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<
     }
     let regions: Result<Vec<_>> = rests.into_iter().map(whole).collect();
     let mut regions = regions?;
-    if let Some(copies) = copies {
-        regions.push(copies);
-        copy(plan.tensors(), plan, &mut regions);
-    }
+    copy(plan, &mut regions);
     Ok(regions)
 }
 
-fn is_checked(file: &OpenedFile) -> bool {
+/// Whether there is something to compare its bytes with.
+pub(super) fn is_checked(file: &OpenedFile) -> bool {
     file.header.checksums() == ChecksumState::Ours
 }
 
@@ -254,18 +248,14 @@ fn check_all(plan: &LoadPlan, checked: &mut [Checked]) -> Result<()> {
     Ok(())
 }
 
-/// Copies the tensors that would be misaligned into the last region.
-pub(super) fn copy(tensors: &[Placed], plan: &LoadPlan, regions: &mut [PoolBuffer]) {
-    let Some((copies, sources)) = regions.split_last_mut() else { return };
-    let place = |position: u64, bytes: u64| -> Option<std::ops::Range<usize>> {
-        Some(usize::try_from(position).ok()?..usize::try_from(position + bytes).ok()?)
-    };
-    for placed in tensors {
-        let Some((region, from)) = placed.copied_from else { continue };
-        let bytes = plan.opened().tensor(placed.place).bytes();
-        let ranges = place(from, bytes).zip(place(placed.position, bytes));
-        if let Some((from, to)) = ranges {
-            copies.as_mut_slice()[to].copy_from_slice(&sources[region].as_slice()[from]);
+/// Copies the tensors that would be misaligned to their places.
+pub(super) fn copy(plan: &LoadPlan, regions: &mut [PoolBuffer]) {
+    for Placed { place, region, position, copied_from } in plan.tensors() {
+        let Some(from) = copied_from else { continue };
+        let bytes = plan.opened().tensor(*place).bytes();
+        let range = memory_bytes(*from).and_then(|start| Ok(start..memory_bytes(from + bytes)?));
+        if let (Ok(range), Ok(position)) = (range, memory_bytes(*position)) {
+            regions[*region].as_mut_slice().copy_within(range, position);
         }
     }
 }

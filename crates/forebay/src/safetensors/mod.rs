@@ -20,6 +20,7 @@
 //! - [`header`], over `json`: what files say, read and checked; [`draft`]: what they are to say.
 //! - [`source`], [`index`]: where tensors come from. [`plan`]: what is read, and where it goes.
 //! - [`load`], over `pieces` and `sums`: carries a plan out. [`verify`]: reads without keeping.
+//! - [`stream`]: tensors one after the other, within a budget.
 //! - [`save`]: writes files, streaming, whole or not at all.
 //!
 //! # Invariants
@@ -39,6 +40,7 @@ pub mod plan;
 pub mod save;
 pub mod source;
 mod stop;
+pub mod stream;
 mod sums;
 pub mod verify;
 
@@ -52,6 +54,7 @@ pub use plan::{LoadPlan, Placed, PlanOptions};
 pub use save::{SaveOptions, TensorData, TensorWriter, save};
 pub use source::{Opened, OpenedFile, Place, Source};
 pub use stop::Stop;
+pub use stream::{Stream, StreamOptions, Streamed};
 pub use verify::{Finding, Verdict, verify};
 
 /// Values of `errno` that errors of this module carry, from `errno(3)`.

@@ -1,11 +1,11 @@
 //! Plans of loads: which bytes of which file go where in memory. Pure arithmetic over headers.
 //!
-//! Each file gets one region. What is wanted of the file is read in runs, with what lies between two
-//! tensors if that is short, and lies in the region so that its address is congruent to its file
-//! offset, modulo a page: then all of it but the ragged ends goes straight from the drive. In a file
-//! whose data begins at an odd offset, that would misalign the tensors; it gets a shift then, which
-//! has transfers go through staging memory. A tensor that is misaligned all the same is copied to a
-//! place in one more region.
+//! Each file gets one region. What is wanted of the file is read in runs of whole pages, with what
+//! lies between two tensors if that is short, and lies in the region so that its address is congruent
+//! to its file offset, modulo a page: then it goes straight from the drive. In a file whose data
+//! begins at an odd offset, that would misalign the tensors; it gets a shift then, which has
+//! transfers go through staging memory. A tensor that is misaligned all the same is copied to a
+//! place behind the runs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct FilePlan {
     pub file: usize,
     /// In the order of the file.
     pub reads: Vec<Read>,
-    /// Bytes of its region.
+    /// Bytes of its region: the runs, and the copies behind them.
     pub region_bytes: u64,
 }
 
@@ -54,12 +54,12 @@ pub struct FilePlan {
 pub struct Placed {
     /// Where it comes from.
     pub place: Place,
-    /// Index of its region: that of its file's plan, or one behind them all if it is copied.
+    /// Index of its region, that of its file's plan.
     pub region: usize,
     /// Its first byte there.
     pub position: u64,
-    /// Where it is copied from: its file's region, and the first byte there.
-    pub copied_from: Option<(usize, u64)>,
+    /// Where in the region it is copied from, if it is.
+    pub copied_from: Option<u64>,
 }
 
 /// How to plan.
@@ -98,11 +98,11 @@ impl LoadPlan {
         match options.budget_bytes {
             Some(budget) if plan.peak_bytes() > budget => {
                 let text = format!(
-                    "the load takes {} bytes of memory at its peak ({} for what is read, {} for \
-                     copies of misaligned tensors, {} for transfers), and the budget is {budget}",
+                    "the load takes {} bytes of memory at its peak ({} for {} of tensors, {} for \
+                     transfers), and the budget is {budget}",
                     plan.peak_bytes(),
                     plan.region_bytes(),
-                    plan.copied_bytes(),
+                    plan.tensor_bytes(),
                     plan.staging_bytes,
                 );
                 Err(Error::new(ErrorKind::OutOfMemory, text)
@@ -124,7 +124,7 @@ impl LoadPlan {
             }
             groups[region].push(place);
         }
-        let files: Vec<_> = groups.iter().map(|group| plan_file(&opened, group)).collect();
+        let mut files: Vec<_> = groups.iter().map(|group| plan_file(&opened, group)).collect();
         let mut copied_bytes = 0;
         for &place in places {
             let info = opened.tensor(place);
@@ -133,10 +133,11 @@ impl LoadPlan {
             let position = position_of(&files[region].reads, offset, info);
             let mut placed = Placed { place, region, position, copied_from: None };
             if !position.is_multiple_of(info.dtype.alignment()) {
-                placed.copied_from = Some((region, position));
-                placed.region = files.len();
-                placed.position = copied_bytes;
-                copied_bytes += info.bytes().next_multiple_of(COPY_ALIGNMENT);
+                let end = &mut files[region].region_bytes;
+                placed.copied_from = Some(position);
+                placed.position = end.next_multiple_of(COPY_ALIGNMENT);
+                *end = placed.position + info.bytes();
+                copied_bytes += info.bytes();
             }
             tensors.push(placed);
         }
@@ -174,21 +175,22 @@ impl LoadPlan {
         self.files.iter().flat_map(|file| &file.reads).map(|read| read.length).sum()
     }
 
-    /// Bytes of the region for copies.
+    /// Bytes of tensors that are copied to a better place, and so are there twice.
     pub fn copied_bytes(&self) -> u64 {
         self.copied_bytes
     }
 
     /// The most memory that the load takes at any moment: all regions, and what transfers need.
     pub fn peak_bytes(&self) -> u64 {
-        self.region_bytes() + self.copied_bytes.next_multiple_of(PAGE_BYTES) + self.staging_bytes
+        self.region_bytes() + self.staging_bytes
     }
 }
 
 /// The reads of one file, and what they take.
 fn plan_file(opened: &Opened, places: &[Place]) -> FilePlan {
     let file = places.first().map_or(0, |place| place.file);
-    let data_start = opened.files()[file].header.data_start();
+    let header = &opened.files()[file].header;
+    let data_start = header.data_start();
     let mut seen = HashSet::new();
     let mut infos: Vec<&TensorInfo> = places
         .iter()
@@ -197,15 +199,17 @@ fn plan_file(opened: &Opened, places: &[Place]) -> FilePlan {
         .filter(|info| info.bytes() > 0)
         .collect();
     infos.sort_by_key(|info| info.start);
+    let shift = choose_shift(&infos, data_start);
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for info in &infos {
         let (start, end) = (data_start + info.start, data_start + info.end);
+        let start = start - start % PAGE_BYTES;
+        let end = end.next_multiple_of(PAGE_BYTES).min(header.file_bytes());
         match runs.last_mut() {
-            Some(run) if start - run.1 <= GAP_BYTES_MAX => run.1 = end,
+            Some(run) if start <= run.1 + GAP_BYTES_MAX => run.1 = end,
             _ => runs.push((start, end)),
         }
     }
-    let shift = choose_shift(&infos, data_start);
     let mut next = 0_u64;
     let mut reads = Vec::with_capacity(runs.len());
     for (start, end) in runs {
