@@ -56,12 +56,11 @@ impl TensorStream {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Item>> {
         let ready = py.detach(|| self.with(|stream| Ok(stream.next_ready()))).or_raise(py)?;
-        let next = match ready {
-            Some(tensor) => Some(tensor),
-            None => {
-                let plain = self.handle.get().plain(py)?;
-                interruptible(py, |stop: &Stop| self.with(|stream| stream.next(plain, stop)))?
-            }
+        let next = if ready.is_some() {
+            ready
+        } else {
+            let plain = self.handle.get().plain(py)?;
+            interruptible(py, |stop: &Stop| self.with(|stream| stream.next(plain, stop)))?
         };
         Ok(next.map(|tensor| {
             let core::TensorInfo { name, dtype, shape, .. } = tensor.info();

@@ -90,8 +90,8 @@ fn open(source: &Source) -> Arc<Opened> {
 }
 
 /// Loads, and gives the tensors back as a test has them.
-fn load_all(handle: &Handle, source: Source, options: &PlanOptions) -> Vec<Tensor> {
-    let plan = LoadPlan::new(open(&source), options).unwrap();
+fn load_all(handle: &Handle, source: &Source, options: &PlanOptions) -> Vec<Tensor> {
+    let plan = LoadPlan::new(open(source), options).unwrap();
     let regions = load(handle, &plan, &LoadOptions::default()).unwrap();
     let placed = plan.tensors().iter().map(|placed| {
         let info = plan.opened().tensor(placed.place);
@@ -157,7 +157,7 @@ fn what_was_saved_or_the_reference_wrote_is_loaded_bit_by_bit() {
     save_all(&handle, &ours, &tensors);
     fs::write(&theirs, reference_bytes(&tensors, None)).unwrap();
     for path in [ours, theirs] {
-        let loaded = load_all(&handle, Source::File(path), &PlanOptions::default());
+        let loaded = load_all(&handle, &Source::File(path), &PlanOptions::default());
         assert!(sorted(loaded) == sorted(tensors.clone()));
     }
 }
@@ -176,7 +176,7 @@ fn data_that_begins_anywhere_is_loaded_right_and_aligned() {
         bytes.extend(&standard[8 + length..]);
         let path = directory.path().join(format!("{shift}.safetensors"));
         fs::write(&path, bytes).unwrap();
-        let loaded = load_all(&handle, Source::File(path), &PlanOptions::default());
+        let loaded = load_all(&handle, &Source::File(path), &PlanOptions::default());
         assert!(sorted(loaded) == sorted(tensors.clone()), "{shift}");
     }
 }
@@ -195,7 +195,7 @@ fn a_few_wide_tensors_behind_an_odd_one_are_copied_and_the_rest_stays_in_place()
     let plan = LoadPlan::new(open(&Source::File(path.clone())), &PlanOptions::default()).unwrap();
     assert_eq!((plan.copied_bytes(), plan.tensors()[0].copied_from), (16, None));
     assert_eq!(plan.files()[0].reads[0].position % 4096, plan.files()[0].reads[0].offset % 4096);
-    let loaded = load_all(&handle(), Source::File(path), &PlanOptions::default());
+    let loaded = load_all(&handle(), &Source::File(path), &PlanOptions::default());
     assert!(loaded[0].bytes == data[..100_003]);
     assert_eq!(loaded[1].bytes, data[100_003..]);
 }
@@ -214,7 +214,7 @@ fn a_subset_is_loaded_without_what_lies_far_between() {
     let plan = LoadPlan::new(open(&Source::File(path.clone())), &options).unwrap();
     assert_eq!(plan.files()[0].reads.len(), 2);
     assert!(plan.read_bytes() < plan.tensor_bytes() + 4 * 4096);
-    let loaded = load_all(&handle, Source::File(path), &options);
+    let loaded = load_all(&handle, &Source::File(path), &options);
     let wanted = [31, 7, 8].map(|index| tensors[index].clone());
     assert!(loaded == wanted);
 }
@@ -298,7 +298,7 @@ fn a_file_that_the_reference_saved_again_is_loaded_and_told_not_to_be_verified()
     changed[3].bytes[0] ^= 1;
     fs::write(&path, reference_bytes(&changed, copied)).unwrap();
     assert_eq!(Header::read(&path).unwrap().checksums(), ChecksumState::Stale);
-    let loaded = load_all(&handle, Source::File(path), &PlanOptions::default());
+    let loaded = load_all(&handle, &Source::File(path), &PlanOptions::default());
     assert!(sorted(loaded) == sorted(changed));
     let notices = handle.notices();
     assert!(notices.iter().any(|notice| notice.contains("is not verified")), "{notices:?}");
@@ -356,7 +356,7 @@ fn a_sharded_model_is_loaded_by_its_index() {
     let map = r#"{"weight_map":{"a":"one.safetensors","shared":"two.safetensors"}}"#;
     fs::write(&index, map).unwrap();
     for source in [Source::of(directory.path()), Source::of(&index)] {
-        let loaded = load_all(&handle, source, &PlanOptions::default());
+        let loaded = load_all(&handle, &source, &PlanOptions::default());
         assert!(sorted(loaded) == [first[0].clone(), second[0].clone(), second[1].clone()]);
     }
 
@@ -381,7 +381,7 @@ fn a_directory_without_an_index_is_all_its_files_unless_names_clash() {
     save_all(&handle, &path("x.safetensors"), &[tensor("a", Dtype::U8, &[4])]);
     save_all(&handle, &path("y.safetensors"), &[tensor("b", Dtype::U8, &[4])]);
     fs::write(path("notes.txt"), "x").unwrap();
-    let loaded = load_all(&handle, Source::of(directory.path()), &PlanOptions::default());
+    let loaded = load_all(&handle, &Source::of(directory.path()), &PlanOptions::default());
     assert!(loaded == [tensor("a", Dtype::U8, &[4]), tensor("b", Dtype::U8, &[4])]);
 
     save_all(&handle, &path("z.safetensors"), &[tensor("a", Dtype::U8, &[4])]);
@@ -392,7 +392,7 @@ fn a_directory_without_an_index_is_all_its_files_unless_names_clash() {
     );
 
     save_all(&handle, &path("model.safetensors"), &[tensor("only", Dtype::U8, &[4])]);
-    let loaded = load_all(&handle, Source::of(directory.path()), &PlanOptions::default());
+    let loaded = load_all(&handle, &Source::of(directory.path()), &PlanOptions::default());
     assert!(loaded == [tensor("only", Dtype::U8, &[4])]);
 }
 
@@ -403,9 +403,9 @@ fn a_file_without_tensors_is_one() {
     let handle = handle();
     save_all(&handle, &path, &[]);
     assert!(SafeTensors::deserialize(&fs::read(&path).unwrap()).unwrap().is_empty());
-    assert!(load_all(&handle, Source::File(path.clone()), &PlanOptions::default()).is_empty());
+    assert!(load_all(&handle, &Source::File(path.clone()), &PlanOptions::default()).is_empty());
     save_all(&handle, &path, &[tensor("e", Dtype::F32, &[0, 5])]);
-    let loaded = load_all(&handle, Source::File(path), &PlanOptions::default());
+    let loaded = load_all(&handle, &Source::File(path), &PlanOptions::default());
     assert!(loaded == [tensor("e", Dtype::F32, &[0, 5])]);
 }
 
