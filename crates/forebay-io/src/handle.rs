@@ -4,6 +4,7 @@
 //! number of threads at once, and in a process forked from the one that made it, where it starts
 //! fresh workers.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::operation::{FilePart, OpenedFile, Operation, Plan, Shared};
 use crate::order::Entry;
 use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::request::{
-    Request, check_end, check_files, check_memory, check_parts, ends_of, runs_of,
+    Request, check_end, check_files, check_memory, check_parts, reach_of, runs_of,
 };
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
@@ -228,7 +229,8 @@ impl Handle {
     ) -> Result<Arc<Workers>> {
         let mut chosen: Option<Arc<Workers>> = None;
         let store = request.direction == Direction::Store;
-        for (target, end) in request.files.iter().zip(ends_of(request)) {
+        for (target, reach) in request.files.iter().zip(reach_of(request)) {
+            let end = reach.end;
             let options = OpenOptions {
                 direction: request.direction,
                 mode: self.options.direct,
@@ -241,7 +243,7 @@ impl Handle {
                 chosen.get_or_insert_with(|| runtime.workers_for(&file, request.direction));
             let ready = check_end(request, &file, end)
                 .and_then(|()| self.go_direct(runtime, workers, &mut file, options));
-            let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, end);
+            let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, &reach);
             opened.push(OpenedFile::new(file, maybe_cached));
             ready?;
         }
@@ -270,12 +272,15 @@ impl Handle {
         Ok(())
     }
 
-    fn may_be_cached(&self, file: &TensorFile, options: OpenOptions, end: u64) -> bool {
+    fn may_be_cached(&self, file: &TensorFile, options: OpenOptions, reach: &Range<u64>) -> bool {
+        // To the kernel, no length is all of the file.
+        let length = reach.end - reach.start;
         options.direction == Direction::Load
             && self.options.page_cache
             && self.options.direct != DirectMode::Always
             && file.is_direct()
-            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0)
+            && length > 0
+            && cached_bytes(file.buffered(), reach.start, length).is_some_and(|cached| cached > 0)
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
