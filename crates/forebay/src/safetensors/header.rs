@@ -218,13 +218,14 @@ impl Header {
 
 const TOO_LARGE: &str = "the sizes in the header are more than a file can have";
 
+/// An error about a file's contents; its name follows.
 pub(super) fn corrupt(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Corrupt, text)
+    Error::new(ErrorKind::Corrupt, text.into() + ":")
 }
 
 fn short(what: &str, wanted: u64, found: u64) -> Error {
-    let text = format!("{what} takes {wanted} bytes and there are {found}: was it cut?");
-    Error::new(ErrorKind::ShortFile, text).bytes(wanted, found)
+    let text = format!("{what} takes {wanted} bytes and there are {found}:");
+    Error::new(ErrorKind::ShortFile, text).bytes(wanted, found).hint("was the file cut?")
 }
 
 /// Opens a file to read, if it is one.
@@ -253,11 +254,8 @@ fn data_start(length: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<u64> {
     }
     let length = u64::from_le_bytes(length);
     if length > HEADER_BYTES_MAX {
-        let text = format!(
-            "the header would have {length} bytes, {HEADER_BYTES_MAX} are allowed: is it a file \
-             of tensors?"
-        );
-        return Err(corrupt(text));
+        let text = format!("the header would have {length} bytes, {HEADER_BYTES_MAX} are allowed");
+        return Err(corrupt(text).hint("is it a file of tensors?"));
     }
     let start = LENGTH_BYTES as u64 + length;
     if start > file_bytes { Err(short("the header", start, file_bytes)) } else { Ok(start) }

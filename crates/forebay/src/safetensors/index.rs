@@ -39,7 +39,7 @@ impl Index {
             let failed = |error| Error::from_io(error, "cannot read the index");
             let bytes = open(path)?.metadata().map_err(failed)?.len();
             if bytes > HEADER_BYTES_MAX {
-                let text = format!("the index has {bytes} bytes, {HEADER_BYTES_MAX} are allowed:");
+                let text = format!("the index has {bytes} bytes, {HEADER_BYTES_MAX} are allowed");
                 return Err(corrupt(text));
             }
             Self::parse(&fs::read(path).map_err(failed)?)

@@ -118,7 +118,7 @@ fn open_shards(path: &Path) -> Result<Opened> {
     for (name, shard) in index.weight_map() {
         let number = numbers[shard.as_str()];
         if files[number].header.get(name).is_none() {
-            let text = format!("the index puts the tensor {name:?} into {shard}, where it is not:");
+            let text = format!("the index puts the tensor {name:?} into {shard}, where it is not");
             return Err(corrupt(text).path(path));
         }
         owners.insert(name.as_str(), number);
