@@ -19,9 +19,9 @@
 //! - [`dtype`]: the types of elements. [`checksum`]: CRC32C.
 //! - [`header`], over `json`: what files say, read and checked; [`draft`]: what they are to say.
 //! - [`source`], [`index`]: where tensors come from. [`plan`]: what is read, and where it goes.
-//! - [`load`], over `pieces` and `sums`: carries a plan out. [`verify`]: reads without keeping.
+//! - [`mod@load`], over `pieces` and `sums`: carries a plan out. [`mod@verify`]: reads without keeping.
 //! - [`stream`]: tensors one after the other, within a budget.
-//! - [`save`]: writes files, streaming, whole or not at all.
+//! - [`mod@save`]: writes files, streaming, whole or not at all.
 //!
 //! # Invariants
 //!
