@@ -3,9 +3,8 @@
 //! # Invariants
 //!
 //! - The length of a header is known before any checksum is: those have a fixed number of digits.
-//! - The data section begins at a multiple of [`DATA_ALIGNMENT`], behind at least [`PADDING_MIN`]
-//!   spaces; tensors are in the reference's order, widest dtype first, so that each begins at a
-//!   multiple of its own width.
+//! - The data section begins at a multiple of 4096, behind at least eight spaces; tensors are in the
+//!   reference's order, widest dtype first, so that each begins at a multiple of its own width.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

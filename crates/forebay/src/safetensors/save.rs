@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //!
-//! - The memory taken is [`PIECE_BYTES`] × [`PIECES_MAX`], whatever is saved.
+//! - The memory taken is `PIECE_BYTES` × `PIECES_MAX`, whatever is saved.
 //! - The header is written last, the name changed after everything is durable, and the directory
 //!   synced after that. A failure removes the new file and leaves the old one alone.
 
