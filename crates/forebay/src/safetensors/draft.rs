@@ -250,25 +250,18 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_of_a_header_is_noticed_or_changes_no_tensor() {
+    fn every_changed_bit_of_a_header_is_noticed() {
         let draft = Draft::new(&specs(), Some(&metadata()), true).unwrap();
         let bytes = draft.to_bytes(&[1, 2, 3]);
-        let mut noticed = 0;
+        Header::parse(&bytes, draft.file_bytes()).unwrap();
         for position in 0..bytes.len() {
             for bit in 0..8 {
                 let mut changed = bytes.clone();
                 changed[position] ^= 1 << bit;
-                match Header::parse(&changed, draft.file_bytes()) {
-                    Ok(header) => {
-                        assert_eq!(header.tensors(), draft.tensors(), "{position} {bit}");
-                        let own = LENGTH_BYTES..LENGTH_BYTES + CHECKSUM_PREFIX.len();
-                        assert!(own.contains(&position), "{position} {bit}");
-                    }
-                    Err(_) => noticed += 1,
-                }
+                let parsed = Header::parse(&changed, draft.file_bytes());
+                assert!(parsed.is_err(), "bit {bit} of byte {position}");
             }
         }
-        assert!(noticed > 8 * (bytes.len() - CHECKSUM_PREFIX.len()) - 1);
     }
 
     #[test]

@@ -149,8 +149,11 @@ impl Header {
 
     /// Takes our entry out of the metadata, and checks the header by it.
     fn take_checksums(&mut self, header: &[u8]) -> Result<()> {
+        let broken = || corrupt("the header doesn't match its own checksum: the file was changed");
         let Some(metadata) = &mut self.metadata else { return Ok(()) };
-        let Some(value) = metadata.remove(CHECKSUM_KEY) else { return Ok(()) };
+        let Some(value) = metadata.remove(CHECKSUM_KEY) else {
+            return if is_ours_but_for_the_key(header) { Err(broken()) } else { Ok(()) };
+        };
         if metadata.is_empty() {
             self.metadata = None;
         }
@@ -158,7 +161,6 @@ impl Header {
             self.state = ChecksumState::Stale;
             return Ok(());
         }
-        let broken = || corrupt("the header doesn't match its own checksum: the file was changed");
         let own = value.get(..DIGITS).and_then(from_digits).ok_or_else(broken)?;
         if own != header_checksum(header) {
             return Err(broken());
@@ -294,6 +296,17 @@ fn is_ours(header: &[u8]) -> bool {
     json.starts_with(CHECKSUM_PREFIX.as_bytes())
         && padding >= PADDING_MIN
         && (header.len() as u64).is_multiple_of(DATA_ALIGNMENT)
+}
+
+/// Whether a header would match its own checksum if it had our key: a damaged key must not make a
+/// file pass for one without checksums.
+fn is_ours_but_for_the_key(header: &[u8]) -> bool {
+    let start = LENGTH_BYTES + CHECKSUM_PREFIX.len();
+    let own = header.get(start..start + DIGITS).and_then(|own| std::str::from_utf8(own).ok());
+    let Some(own) = own.and_then(from_digits) else { return false };
+    let mut mended = header.to_vec();
+    mended[LENGTH_BYTES..start].copy_from_slice(CHECKSUM_PREFIX.as_bytes());
+    is_ours(&mended) && header_checksum(&mended) == own
 }
 
 /// The checksum of a header of ours, its own digits taken as zeros.
