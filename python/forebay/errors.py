@@ -29,6 +29,7 @@ __all__ = [
     "OutOfMemoryError",
     "ShortFileError",
     "SystemCallError",
+    "TensorFileError",
     "UnsupportedBufferError",
     "UnsupportedError",
     "WaitTimeoutError",
@@ -189,6 +190,10 @@ class MismatchError(ForebayError):
     """What was read back differs from what was written."""
 
 
+class TensorFileError(ForebayError):
+    """A file of tensors breaks the rules of its format."""
+
+
 class ForebayWarning(RuntimeWarning):
     """An operation failed and nobody waited for it. Shown by default."""
 
@@ -203,6 +208,7 @@ _BY_KIND: dict[str, type[ForebayError]] = {
     "timed_out": WaitTimeoutError,
     "closed": ClosedError,
     "mismatch": MismatchError,
+    "corrupt": TensorFileError,
 }
 
 _BY_CODE: dict[int, type[SystemCallError]] = {

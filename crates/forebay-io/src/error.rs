@@ -34,6 +34,8 @@ pub enum ErrorKind {
     Closed,
     /// What was read back differs from what was written.
     Mismatch,
+    /// A file breaks the rules of its format.
+    Corrupt,
 }
 
 /// An error of this crate. See the [module documentation](self).
@@ -101,6 +103,13 @@ impl Error {
     #[must_use]
     pub fn path(mut self, path: impl AsRef<Path>) -> Self {
         self.0.path.get_or_insert_with(|| path.as_ref().to_path_buf());
+        self
+    }
+
+    /// Names the file by another name than so far: one that was handed over as a descriptor.
+    #[must_use]
+    pub fn path_instead(mut self, path: impl AsRef<Path>) -> Self {
+        self.0.path = Some(path.as_ref().to_path_buf());
         self
     }
 
@@ -240,5 +249,6 @@ mod tests {
     fn the_first_path_given_stays() {
         let error = Error::new(ErrorKind::Os, "x").path("/a").path("/b");
         assert_eq!(error.path_ref(), Some(Path::new("/a")));
+        assert_eq!(error.path_instead("/b").path_ref(), Some(Path::new("/b")));
     }
 }

@@ -16,13 +16,16 @@
 //!   store made goes with the store is for the order of stores to say.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, Statx, StatxFlags};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, Statx, StatxFlags,
+};
 use rustix::io::Errno;
 
 use crate::config::DirectMode;
@@ -43,6 +46,37 @@ pub enum Target {
     Path(PathBuf),
     /// An open descriptor of the caller. It stays the caller's, position and flags untouched.
     Descriptor(RawFd),
+}
+
+impl From<&Path> for Target {
+    fn from(path: &Path) -> Self {
+        Self::Path(path.to_path_buf())
+    }
+}
+
+impl From<&PathBuf> for Target {
+    fn from(path: &PathBuf) -> Self {
+        Self::Path(path.clone())
+    }
+}
+
+impl From<&str> for Target {
+    fn from(path: &str) -> Self {
+        Self::Path(PathBuf::from(path))
+    }
+}
+
+impl From<PathBuf> for Target {
+    fn from(path: PathBuf) -> Self {
+        Self::Path(path)
+    }
+}
+
+/// The file must stay open until the call that it is given to returns.
+impl From<&File> for Target {
+    fn from(file: &File) -> Self {
+        Self::Descriptor(file.as_raw_fd())
+    }
 }
 
 /// What is known about the file system that a file is on.
@@ -568,6 +602,38 @@ pub(crate) fn read_if_cached(path: &Path, offset: u64, buffer: &mut [u8]) -> boo
     let regular = rustix::fs::fstat(&file)
         .is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
     regular && read_cached(file.as_fd(), buffer, offset) == Some(buffer.len())
+}
+
+/// Reserves room for the first `length` bytes of a file and makes it at least that long, so that a
+/// full disk is met before the first byte moves. Where the file system has no such call, it is made
+/// as long.
+///
+/// # Errors
+///
+/// What the system says of `fallocate(2)`.
+pub fn reserve(file: &File, length: u64) -> Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let reserved = loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length) {
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => break rustix::fs::ftruncate(file, length),
+            answer => break answer,
+        }
+    };
+    reserved.map_err(|code| explain_room(code, "cannot reserve space for").bytes(length, 0))
+}
+
+/// The failure of a call that takes room, with what can be done.
+pub(crate) fn explain_room(code: Errno, what: &str) -> Error {
+    let error = Error::from_os(code.raw_os_error(), what);
+    match code {
+        Errno::NOSPC => error.hint("free some space, or store to another file system"),
+        Errno::DQUOT => error.hint("the disk quota is used up"),
+        Errno::FBIG => error.hint("see `ulimit -f` and the limits of the file system"),
+        _ => error,
+    }
 }
 
 /// What direct I/O asks of a file.

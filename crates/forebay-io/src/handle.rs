@@ -4,7 +4,7 @@
 //! number of threads at once, and in a process forked from the one that made it, where it starts
 //! fresh workers.
 
-use std::path::Path;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::operation::{FilePart, OpenedFile, Operation, Plan, Shared};
 use crate::order::Entry;
 use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::request::{
-    Request, check_end, check_files, check_memory, check_parts, ends_of, runs_of,
+    Request, check_end, check_files, check_memory, check_parts, reach_of, runs_of,
 };
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
@@ -229,7 +229,8 @@ impl Handle {
     ) -> Result<Arc<Workers>> {
         let mut chosen: Option<Arc<Workers>> = None;
         let store = request.direction == Direction::Store;
-        for (target, end) in request.files.iter().zip(ends_of(request)) {
+        for (target, reach) in request.files.iter().zip(reach_of(request)) {
+            let end = reach.end;
             let options = OpenOptions {
                 direction: request.direction,
                 mode: self.options.direct,
@@ -242,7 +243,7 @@ impl Handle {
                 chosen.get_or_insert_with(|| runtime.workers_for(&file, request.direction));
             let ready = check_end(request, &file, end)
                 .and_then(|()| self.go_direct(runtime, workers, &mut file, options));
-            let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, end);
+            let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, &reach);
             opened.push(OpenedFile::new(file, maybe_cached));
             ready?;
         }
@@ -271,12 +272,15 @@ impl Handle {
         Ok(())
     }
 
-    fn may_be_cached(&self, file: &TensorFile, options: OpenOptions, end: u64) -> bool {
+    fn may_be_cached(&self, file: &TensorFile, options: OpenOptions, reach: &Range<u64>) -> bool {
+        // To the kernel, no length is all of the file.
+        let length = reach.end - reach.start;
         options.direction == Direction::Load
             && self.options.page_cache
             && self.options.direct != DirectMode::Always
             && file.is_direct()
-            && cached_bytes(file.buffered(), 0, end).is_some_and(|cached| cached > 0)
+            && length > 0
+            && cached_bytes(file.buffered(), reach.start, length).is_some_and(|cached| cached > 0)
     }
 
     /// Runs an operation to its end. A short load of bytes in the page cache is done in the
@@ -339,60 +343,6 @@ impl Handle {
         add(&counters.operations, 1);
         add(&counters.transfers, 1);
         Ok(true)
-    }
-
-    /// Loads `buffer.len()` bytes at `offset` of a file.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::run`].
-    pub fn load(&self, path: impl AsRef<Path>, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.run_borrowed(
-            Direction::Load,
-            path.as_ref(),
-            offset,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            false,
-        )
-    }
-
-    /// Stores a buffer as a whole file of exactly its size.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::run`].
-    pub fn store(&self, path: impl AsRef<Path>, buffer: &[u8]) -> Result<()> {
-        let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(Direction::Store, path.as_ref(), 0, address, buffer.len(), true)
-    }
-
-    /// Stores a buffer at `offset` of a file, and leaves the rest of the file as it is.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::run`].
-    pub fn store_at(&self, path: impl AsRef<Path>, offset: u64, buffer: &[u8]) -> Result<()> {
-        let address = buffer.as_ptr().cast_mut();
-        self.run_borrowed(Direction::Store, path.as_ref(), offset, address, buffer.len(), false)
-    }
-
-    #[expect(unsafe_code, reason = "the one place that lends a slice to an operation")]
-    fn run_borrowed(
-        &self,
-        direction: Direction,
-        path: &Path,
-        offset: u64,
-        address: *mut u8,
-        length: usize,
-        whole_file: bool,
-    ) -> Result<()> {
-        let target = Target::Path(path.to_path_buf());
-        let request =
-            Request { whole_file, ..Request::new(direction, target, offset, address, length) };
-        // SAFETY: the slice is borrowed until `run` returns, when the operation is done; a store
-        // only reads from it.
-        unsafe { self.run(request) }
     }
 
     /// Waits for the operations under way now; `false` if the timeout came first.
@@ -469,6 +419,15 @@ impl Handle {
             runtime.counters.snapshot(runtime.workers.engine.name())
         } else {
             Stats { engine: runtime.workers.engine.name(), ..Stats::default() }
+        }
+    }
+
+    /// Takes note of a fallback that somebody above took: it is counted in [`Stats::fallbacks`], and
+    /// reported once.
+    pub fn note_fallback(&self, text: &str) {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() {
+            runtime.counters.fallback(text);
         }
     }
 

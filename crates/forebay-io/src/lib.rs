@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod borrowed;
 pub mod commit;
 pub mod config;
 pub mod directory;
@@ -54,7 +55,7 @@ pub use commit::Commit;
 pub use config::{DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings};
 pub use engine::EngineKind;
 pub use error::{Error, ErrorKind, Result};
-pub use files::{FileFacts, Target, facts};
+pub use files::{FileFacts, Target, facts, reserve};
 pub use handle::{Handle, drain_all};
 pub use memory::{Pool, PoolBuffer, PoolOptions, PoolStats};
 pub use operation::Operation;

@@ -4,6 +4,7 @@
 //! is changed. Opening files and moving bytes are elsewhere.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::commit::Commit;
@@ -119,14 +120,15 @@ pub(crate) fn check_memory(request: &Request) -> Result<()> {
     }
 }
 
-/// How far into each file the parts reach.
-pub(crate) fn ends_of(request: &Request) -> Vec<u64> {
-    let mut ends = vec![0; request.files.len()];
+/// Where in each file the parts begin, and how far they reach.
+pub(crate) fn reach_of(request: &Request) -> Vec<Range<u64>> {
+    let mut reach: Vec<Option<Range<u64>>> = vec![None; request.files.len()];
     for part in &request.parts {
-        let end: &mut u64 = &mut ends[part.file];
-        *end = (*end).max(part.offset + part.length as u64);
+        let end = part.offset + part.length as u64;
+        let range = reach[part.file].get_or_insert(part.offset..end);
+        *range = range.start.min(part.offset)..range.end.max(end);
     }
-    ends
+    reach.into_iter().map(Option::unwrap_or_default).collect()
 }
 
 /// Refuses a load behind the end of a file, and a store behind the end of a device.

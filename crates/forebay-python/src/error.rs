@@ -31,6 +31,7 @@ fn kind_name(kind: ErrorKind) -> &'static str {
         ErrorKind::TimedOut => "timed_out",
         ErrorKind::Closed => "closed",
         ErrorKind::Mismatch => "mismatch",
+        ErrorKind::Corrupt => "corrupt",
         _ => "other",
     }
 }

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffer::submit::{Item, Job, Terms};
-use crate::error::{OrRaise, argument, exception};
+use crate::error::{OrRaise, argument, exception, refusal};
 use crate::operation::Operation;
 use crate::pool::Pool;
 use crate::stripe::Stripe;
@@ -24,6 +24,18 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// The core's handle, for files that are whole in one place.
+    pub(crate) fn plain(&self, py: Python<'_>) -> PyResult<&forebay_io::Handle> {
+        match &self.stripe {
+            None => Ok(&self.core),
+            Some(_) => Err(refusal(
+                py,
+                "UnsupportedError",
+                "files of tensors can't be striped: use a handle without `stripe`",
+            )),
+        }
+    }
+
     fn start(&self, job: Job) -> forebay_io::Result<forebay_io::Operation> {
         match &self.stripe {
             Some(stripe) => job.spread(stripe, self.core.options().durability)?.submit(&self.core),

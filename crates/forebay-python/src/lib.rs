@@ -18,10 +18,13 @@ mod command;
 mod compare;
 mod error;
 mod handle;
+mod interrupt;
 mod operation;
 mod pool;
 mod probe;
 mod stripe;
+mod tensor_file;
+mod tensor_stream;
 
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
@@ -42,4 +45,11 @@ mod _forebay {
     use super::probe::{cached_bytes, drop_cached, file_facts, probe_engines};
     #[pymodule_export]
     use super::stripe::Stripe;
+    #[pymodule_export]
+    use super::tensor_file::{
+        TensorHeader, TensorSource, crc32c, load_tensors, plan_load, read_header, save_tensors,
+        verify_tensors,
+    };
+    #[pymodule_export]
+    use super::tensor_stream::TensorStream;
 }

@@ -58,7 +58,7 @@ impl Pool {
         let deadline = match timeout {
             Some(seconds) if seconds <= 0.0 => {
                 let buffer = py.detach(|| self.0.allocate(length, alignment)).or_raise(py)?;
-                return Ok(PinnedBuffer(Some(buffer)));
+                return Ok(PinnedBuffer::over(Arc::new(buffer)));
             }
             other => deadline(other),
         };
@@ -67,7 +67,7 @@ impl Pool {
             let answer = py.detach(|| self.0.allocate_wait(length, alignment, Some(time)));
             let timed_out = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut);
             if !timed_out || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return answer.or_raise(py).map(|buffer| PinnedBuffer(Some(buffer)));
+                return answer.or_raise(py).map(|buffer| PinnedBuffer::over(Arc::new(buffer)));
             }
             py.check_signals()?;
         }
@@ -98,7 +98,13 @@ impl Pool {
 /// Memory of a pool, given back with its last reference.
 #[pyclass(frozen, module = "forebay._forebay")]
 #[derive(Debug)]
-pub(crate) struct PinnedBuffer(Option<PoolBuffer>);
+pub(crate) struct PinnedBuffer(Option<Arc<PoolBuffer>>);
+
+impl PinnedBuffer {
+    pub(crate) fn over(buffer: Arc<PoolBuffer>) -> Self {
+        Self(Some(buffer))
+    }
+}
 
 #[pymethods]
 impl PinnedBuffer {
@@ -114,7 +120,7 @@ impl PinnedBuffer {
     }
 
     fn __len__(&self) -> usize {
-        self.0.as_ref().map_or(0, PoolBuffer::len)
+        self.0.as_ref().map_or(0, |buffer| buffer.len())
     }
 
     #[getter]
@@ -125,7 +131,7 @@ impl PinnedBuffer {
     /// Whether the system agreed to keep it in memory.
     #[getter]
     fn is_locked(&self) -> bool {
-        self.0.as_ref().is_some_and(PoolBuffer::is_locked)
+        self.0.as_ref().is_some_and(|buffer| buffer.is_locked())
     }
 }
 

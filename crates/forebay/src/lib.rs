@@ -1,5 +1,6 @@
 //! Files and policy over [`forebay_io`]: what to do with drives, not how to talk to the kernel.
 //!
+//! - [`safetensors`]: files of tensors, read, verified and written.
 //! - [`stripe`]: one logical file over several directories.
 //!
 //! No system calls beyond those of [`std::fs`] and no `unsafe` are here: what moves bytes or asks
@@ -12,6 +13,7 @@ mod kernel_files;
 mod lossy;
 mod profile;
 pub mod report;
+pub mod safetensors;
 mod size;
 pub mod stripe;
 pub mod topology;

@@ -14,6 +14,7 @@ const UNSAFE_FOLDERS: &[&str] = &[
 
 /// Other files that may have unsafe code, and why.
 const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("crates/forebay-io/src/borrowed.rs", "requests name memory by address"),
     ("crates/forebay-io/src/handle.rs", "requests name memory by address"),
     ("crates/forebay-io/src/owned.rs", "requests name memory by address"),
     ("crates/forebay-io/src/syscalls.rs", "system calls that rustix doesn't wrap"),

@@ -46,6 +46,11 @@ impl PoolBuffer {
         self.address.as_ptr()
     }
 
+    /// As [`as_ptr`](Self::as_ptr), never null.
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
     /// The length in bytes, as asked for.
     pub fn len(&self) -> usize {
         self.length

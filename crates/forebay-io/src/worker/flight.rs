@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use crate::engine::{Command, Transfer};
 use crate::error::{Error, ErrorKind};
-use crate::files::TensorFile;
+use crate::files::{TensorFile, explain_room};
 use crate::operation::{Unit, Work};
 use crate::plan::{Block, Direction, Route, Span};
 
@@ -149,19 +149,14 @@ impl Flight {
             (_, Command::Sync { .. }) => "cannot make durable",
             (_, Command::Allocate { .. }) => "cannot reserve space for",
         };
-        let mut error = Error::from_os(code.raw_os_error(), what);
+        let mut error = explain_room(code, what);
         if let Some(file) = self.file() {
             error = error.path(file.label());
         }
         if !matches!(self.transfer.command, Command::Sync { .. }) {
             error = error.offset(self.transfer.offset);
         }
-        match code {
-            Errno::NOSPC => error.hint("free some space, or store to another file system"),
-            Errno::DQUOT => error.hint("the disk quota is used up"),
-            Errno::FBIG => error.hint("see `ulimit -f` and the limits of the file system"),
-            _ => error,
-        }
+        error
     }
 
     fn short_file(&self) -> Error {

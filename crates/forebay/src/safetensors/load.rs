@@ -1,0 +1,261 @@
+//! Loading what a plan says, and checking it meanwhile.
+//!
+//! The caller's thread keeps a window of pieces on their way, taking turns between devices; the
+//! checksums of those that have landed are computed on other threads.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use forebay_io::{Error, ErrorKind, Handle, OwnedMemory, PoolBuffer, Result};
+
+use super::pieces::{Flight, Flights, Piece, cut};
+use super::plan::{LoadPlan, Placed};
+use super::source::{OpenedFile, Place};
+use super::sums::{Checked, Sum, sums_of};
+use super::{ChecksumState, Stop};
+
+/// Bytes on their way to keep for each device: twice what the default options have in flight, so
+/// that a piece that lands never leaves a worker idle.
+const WINDOW_BYTES: u64 = 256 << 20;
+/// Pieces on their way at once, however short they are.
+const WINDOW_PIECES: usize = 64;
+/// Threads that compute checksums: two keep up with ten gigabytes a second.
+const CHECKERS_MAX: usize = 2;
+/// Where regions begin: a page, to which plans keep places congruent.
+pub(super) const ALIGNMENT: usize = 4096;
+
+/// How to load.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Whether tensors are compared with the file's checksums, where it has any.
+    pub verify: bool,
+    /// Ends the call early.
+    pub stop: Stop,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { verify: true, stop: Stop::default() }
+    }
+}
+
+/// Loads what a plan says into memory of the handle's pool: its regions. Where the tensors are in
+/// them, [`LoadPlan::tensors`] says.
+///
+/// A file whose checksums say nothing isn't verified, which is a fallback of the handle's: counted,
+/// and reported once.
+///
+/// # Errors
+///
+/// What the system says of reading; [`ErrorKind::OutOfMemory`] from the pool;
+/// [`ErrorKind::ShortFile`] for a file that was cut meanwhile, and [`ErrorKind::Mismatch`] for one
+/// that was written to meanwhile, and for a tensor that doesn't match its checksum, by its name.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use forebay::io::{Handle, Options};
+/// use forebay::safetensors::{
+///     Dtype, LoadOptions, LoadPlan, PlanOptions, SaveOptions, Source, TensorData, load, save,
+/// };
+///
+/// let directory = tempfile::tempdir()?;
+/// let path = directory.path().join("model.safetensors");
+/// let handle = Handle::new(Options::default())?;
+/// let tensor = TensorData { name: "w", dtype: Dtype::I16, shape: &[2], bytes: &[1, 0, 2, 0] };
+/// save(&handle, &path, &[tensor], None, &SaveOptions::default())?;
+///
+/// let opened = Arc::new(Source::of(&path).open()?);
+/// let plan = LoadPlan::new(opened, &PlanOptions::default())?;
+/// let loaded = load(&handle, &plan, &LoadOptions::default())?;
+/// let placed = plan.tensors()[0];
+/// assert_eq!(loaded[placed.region].as_slice()[..4], [1, 0, 2, 0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn load(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<Vec<PoolBuffer>> {
+    load_plan(handle, plan, options).map_err(|error| error.operation("load"))
+}
+
+fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<Vec<PoolBuffer>> {
+    let pool = handle.pool()?;
+    let files = plan.opened().files();
+    let mut rests = Vec::with_capacity(plan.files().len());
+    let mut queues: Vec<(u64, VecDeque<Piece>)> = Vec::new();
+    for file in plan.files() {
+        let buffer = pool.allocate(memory_bytes(file.region_bytes)?, ALIGNMENT)?;
+        let (pieces, rest) = cut(buffer, file.file, &file.reads)?;
+        rests.push(rest);
+        let device = files[file.file].device;
+        match queues.iter_mut().find(|(other, _)| *other == device) {
+            Some((_, queue)) => queue.extend(pieces),
+            None => queues.push((device, pieces)),
+        }
+    }
+    let window = WINDOW_BYTES * queues.len() as u64;
+    let pieces = take_turns(queues.into_iter().map(|(_, queue)| queue).collect());
+    if options.verify && plan.files().iter().any(|file| is_checked(&files[file.file])) {
+        let mut checked = fly_checked(handle, files, pieces, window, &options.stop)?;
+        check_all(plan, &mut checked)?;
+    } else {
+        fly(handle, files, pieces, window, &options.stop, drop)?;
+    }
+    for file in plan.files() {
+        let file = &files[file.file];
+        file.check_unchanged()?;
+        if options.verify {
+            note_unverified(handle, file);
+        }
+    }
+    let regions: Result<Vec<_>> = rests.into_iter().map(whole).collect();
+    let mut regions = regions?;
+    copy(plan, &mut regions);
+    Ok(regions)
+}
+
+/// Whether there is something to compare its bytes with.
+pub(super) fn is_checked(file: &OpenedFile) -> bool {
+    file.header.checksums() == ChecksumState::Ours
+}
+
+/// Takes note of a file whose checksums say nothing.
+pub(super) fn note_unverified(handle: &Handle, file: &OpenedFile) {
+    if file.header.checksums() == ChecksumState::Stale {
+        handle.note_fallback(&format!(
+            "{} is not verified: its checksums were copied from another file by the library that \
+             wrote it",
+            file.path.display()
+        ));
+    }
+}
+
+pub(super) fn memory_bytes(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes)
+        .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes exceed memory")))
+}
+
+/// The buffer of which no piece is left but this.
+pub(super) fn whole(rest: OwnedMemory) -> Result<PoolBuffer> {
+    rest.into_pool_buffer().map_err(|_| {
+        Error::new(ErrorKind::Closed, "a piece of loaded memory was not given back: this is a bug")
+    })
+}
+
+/// One piece from each queue in turn.
+fn take_turns(mut queues: Vec<VecDeque<Piece>>) -> Vec<Piece> {
+    let mut pieces = Vec::with_capacity(queues.iter().map(VecDeque::len).sum());
+    while !queues.is_empty() {
+        pieces.extend(queues.iter_mut().filter_map(VecDeque::pop_front));
+        queues.retain(|queue| !queue.is_empty());
+    }
+    pieces
+}
+
+/// Has all pieces loaded, and hands each over in the order of their start.
+fn fly(
+    handle: &Handle,
+    files: &[OpenedFile],
+    pieces: Vec<Piece>,
+    window: u64,
+    stop: &Stop,
+    mut landed: impl FnMut(Piece),
+) -> Result<()> {
+    let mut flights = Flights::default();
+    for piece in pieces {
+        stop.check()?;
+        while flights.bytes() >= window || flights.count() >= WINDOW_PIECES {
+            landed_one(&mut flights, files, stop, &mut landed)?;
+        }
+        flights.push(Flight::start(handle, &files[piece.file], piece)?);
+    }
+    while landed_one(&mut flights, files, stop, &mut landed)? {}
+    stop.check()
+}
+
+fn landed_one(
+    flights: &mut Flights,
+    files: &[OpenedFile],
+    stop: &Stop,
+    landed: &mut impl FnMut(Piece),
+) -> Result<bool> {
+    let piece = flights.land(files, stop)?;
+    let some = piece.is_some();
+    piece.into_iter().for_each(landed);
+    Ok(some)
+}
+
+/// As [`fly`], and computes the checksums of what has landed; by file.
+fn fly_checked(
+    handle: &Handle,
+    files: &[OpenedFile],
+    pieces: Vec<Piece>,
+    window: u64,
+    stop: &Stop,
+) -> Result<Vec<Checked>> {
+    let mut all: Vec<Checked> = files.iter().map(|_| Checked::default()).collect();
+    let count = pieces.len().min(CHECKERS_MAX);
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel::<Piece>();
+        let receiver = Arc::new(Mutex::new(receiver));
+        let mut checkers = Vec::with_capacity(count);
+        for _ in 0..count {
+            let receiver = Arc::clone(&receiver);
+            let thread = thread::Builder::new().name("forebay-check".to_owned());
+            let checker = thread.spawn_scoped(scope, move || check_pieces(files, &receiver));
+            match checker {
+                Ok(checker) => checkers.push(checker),
+                Err(error) if checkers.is_empty() => {
+                    return Err(Error::from_io(error, "cannot start a thread"));
+                }
+                Err(_) => break,
+            }
+        }
+        // A checker that is gone has panicked, which the scope passes on.
+        let flown = fly(handle, files, pieces, window, stop, |piece| drop(sender.send(piece)));
+        drop(sender);
+        for checker in checkers {
+            for (file, sums) in checker.join().unwrap_or_default() {
+                all[file].add(sums);
+            }
+        }
+        flown
+    })?;
+    Ok(all)
+}
+
+/// A checker: the sums of the pieces that come, by file.
+fn check_pieces(files: &[OpenedFile], pieces: &Mutex<Receiver<Piece>>) -> Vec<(usize, Vec<Sum>)> {
+    let mut all = Vec::new();
+    loop {
+        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(piece) = next else { return all };
+        let file = &files[piece.file];
+        if is_checked(file) {
+            all.push((piece.file, sums_of(&file.header, piece.offset, piece.bytes())));
+        }
+    }
+}
+
+fn check_all(plan: &LoadPlan, checked: &mut [Checked]) -> Result<()> {
+    let mut places: Vec<Place> = plan.tensors().iter().map(|placed| placed.place).collect();
+    places.sort_by_key(|place| (place.file, place.tensor));
+    places.dedup();
+    for Place { file, tensor } in places {
+        checked[file].check(&plan.opened().files()[file], tensor)?;
+    }
+    Ok(())
+}
+
+/// Copies the tensors that would be misaligned to their places.
+pub(super) fn copy(plan: &LoadPlan, regions: &mut [PoolBuffer]) {
+    for Placed { place, region, position, copied_from } in plan.tensors() {
+        let Some(from) = copied_from else { continue };
+        let bytes = plan.opened().tensor(*place).bytes();
+        let range = memory_bytes(*from).and_then(|start| Ok(start..memory_bytes(from + bytes)?));
+        if let (Ok(range), Ok(position)) = (range, memory_bytes(*position)) {
+            regions[*region].as_mut_slice().copy_within(range, position);
+        }
+    }
+}
