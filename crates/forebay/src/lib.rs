@@ -11,6 +11,7 @@
 pub mod config;
 mod kernel_files;
 mod lossy;
+pub mod npy;
 mod profile;
 pub mod report;
 pub mod safetensors;
