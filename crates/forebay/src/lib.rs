@@ -8,7 +8,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod catalog;
 pub mod config;
+pub mod convert;
 mod kernel_files;
 mod lossy;
 pub mod npy;
