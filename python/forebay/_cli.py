@@ -11,6 +11,7 @@ directory or the machine can't take it; 130 interrupted, 143 terminated, 129 hun
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import signal
 import sys
@@ -18,7 +19,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
-from forebay.errors import ForebayError
+from forebay.errors import (
+    ForebayError,
+    InvalidInputError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +71,7 @@ class _Python:
                 text = f"{error.name} is not installed, and a file of torch's takes it"
                 return _failure(f"{text}: pip install {error.name}", 3)
             except (ForebayError, OSError) as error:
-                return _failure(str(error), 1)
+                return _failure(str(error), _exit_of(error))
             except KeyboardInterrupt:
                 return _failure("interrupted", 130)
 
@@ -123,6 +129,14 @@ def _deepspeed(options: dict[str, Any]) -> int:
     from forebay.deepspeed import hook
 
     return hook.run(options["action"], json=options["json"])
+
+
+def _exit_of(error: ForebayError | OSError) -> int:
+    """Return the exit code: what was asked for can't be, there's no room, or it went wrong."""
+    if isinstance(error, (InvalidInputError, UnsupportedError)):
+        return 2
+    no_room = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+    return 3 if isinstance(error, OutOfMemoryError) or error.errno in no_room else 1
 
 
 def _failure(message: str, code: int) -> str:

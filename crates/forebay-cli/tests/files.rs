@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use forebay::io::{Handle, Options};
 use forebay::npy;
-use forebay::safetensors::{Draft, Dtype, Header, SaveOptions, TensorData, TensorSpec, save};
+use forebay::safetensors::{
+    Draft, Dtype, Header, SaveOptions, TensorData, TensorSpec, crc32c, save,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -237,6 +239,80 @@ fn what_is_broken_is_named_and_ends_with_one() {
     assert_eq!(code, 1, "{stderr}");
     assert_eq!(run(&["verify", "missing"], &directory).0, 2);
     assert_eq!(run(&["ls", "missing"], &directory).0, 2);
+}
+
+/// The manifest of a checkpoint with these shards, as `docs/format.md` has it.
+fn manifest(directory: &Path, shards: &[&str]) {
+    let listed = shards.iter().map(|shard| {
+        let bytes = fs::metadata(directory.join(shard)).unwrap().len();
+        serde_json::json!({ "file": shard, "bytes": bytes, "pieces": [] }).to_string()
+    });
+    let listed: Vec<String> = listed.collect();
+    let mut tensors = Vec::new();
+    for (index, shard) in shards.iter().enumerate() {
+        let header = Header::read(directory.join(shard)).unwrap();
+        tensors.extend(header.tensors().iter().map(|tensor| {
+            let checksum = format!("{:08x}", header.checksum(&tensor.name).unwrap());
+            let fields = serde_json::json!(
+                { "name": tensor.name, "shard": index, "crc32c": checksum }
+            );
+            fields.to_string()
+        }));
+    }
+    fs::write(directory.join("state.json"), "{}").unwrap();
+    let state =
+        format!("{{\"file\":\"state.json\",\"bytes\":2,\"crc32c\":\"{:08x}\"}}", crc32c(b"{}"));
+    let text = format!(
+        "{{\n\"format\": \"forebay-checkpoint\",\n\"version\": 1,\n\"step\": 42,\n\
+         \"piece_bytes\": 16777216,\n\"state\": {state},\n\"shards\": [\n{}],\n\
+         \"tensors\": [\n{}],\n\"crc32c\": \"",
+        listed.join(",\n"),
+        tensors.join(",\n")
+    );
+    let own = crc32c(format!("{text}00000000\"\n}}\n").as_bytes());
+    fs::write(directory.join("manifest.json"), format!("{text}{own:08x}\"\n}}\n")).unwrap();
+}
+
+#[test]
+fn a_checkpoint_is_verified_by_its_manifest() {
+    let directory = tempfile::tempdir().unwrap();
+    let step = directory.path().join("step-00000042");
+    fs::create_dir(&step).unwrap();
+    let shards = ["shard-00001.safetensors", "shard-00002.safetensors"];
+    let (first, second) = (tensor("a", Dtype::F32, &[999]), tensor("b", Dtype::U8, &[5000]));
+    store(&step.join(shards[0]), &[first], true);
+    store(&step.join(shards[1]), &[second], true);
+    manifest(&step, &shards);
+    assert!(well(&["ls", "step-00000042"], &directory).contains("2 files with checksums"));
+    assert!(well(&["verify", "step-00000042"], &directory).contains("2 as written"));
+    let (code, _, stderr) = run(&["ls", "."], &directory);
+    assert!(code == 2 && stderr.contains("such as step-00000042"), "{stderr}");
+    let fails = |named: &str| {
+        let (code, stdout, stderr) = run(&["verify", "step-00000042"], &directory);
+        assert!(code == 1 && (stdout + &stderr).contains(named), "{named}: {stderr}");
+    };
+    let whole = fs::read(step.join(shards[1])).unwrap();
+    flip(&step.join(shards[1]), "b");
+    fails("the tensor \"b\"");
+    fs::write(step.join(shards[1]), &whole[..whole.len() - 1]).unwrap();
+    fails(shards[1]);
+    // Another valid file in its place: its own checksums agree with it.
+    let mut other = tensor("b", Dtype::U8, &[5000]);
+    other.bytes[7] ^= 1;
+    store(&step.join(shards[1]), &[other], true);
+    fails("the tensor \"b\"");
+    fs::remove_file(step.join(shards[1])).unwrap();
+    fails(shards[1]);
+    fs::write(step.join(shards[1]), &whole).unwrap();
+    fs::write(step.join("state.json"), "[]").unwrap();
+    fails("state.json");
+    fs::remove_file(step.join("state.json")).unwrap();
+    fails("state.json");
+    fs::write(step.join("state.json"), "{}").unwrap();
+    well(&["verify", "step-00000042"], &directory);
+    let text = fs::read_to_string(step.join("manifest.json")).unwrap();
+    fs::write(step.join("manifest.json"), text.replace("42", "43")).unwrap();
+    fails("manifest.json");
 }
 
 #[test]

@@ -325,5 +325,5 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
         yield from _pieces(tensor[0], limit)
     else:
         rows = max(1, limit * len(tensor) // length)
-        for piece in tensor.split(rows):
+        for piece in torch.split(tensor, rows):
             yield from _pieces(piece, limit)

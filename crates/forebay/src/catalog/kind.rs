@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_io::{Error, ErrorKind, Result};
 
+use super::checkpoint::{is_checkpoint, step_in};
+
 /// The first bytes of a zip archive, which files of torch and `.npz` files are.
 const ZIP: &[u8] = b"PK\x03\x04";
 /// The first bytes of a pickle of protocol 2 to 5, which old files of torch are.
@@ -64,6 +66,9 @@ impl Kind {
 
     fn of_directory(path: &Path) -> Result<Self> {
         let names = names_in(path)?;
+        if is_checkpoint(path) {
+            return Ok(Self::Safetensors);
+        }
         let with = |suffix: &str| names.iter().any(|name| name.ends_with(suffix));
         match (with(".safetensors") || with(".safetensors.index.json"), with(".npy")) {
             (true, false) => Ok(Self::Safetensors),
@@ -76,9 +81,11 @@ impl Kind {
             (false, false) => {
                 let text = "neither .safetensors nor .npy files are in";
                 let error = Error::new(ErrorKind::Unsupported, text).path(path);
-                Err(match names.iter().find(|name| is_torch(name)) {
-                    Some(name) => error.hint(format!("of torch's files, name one, such as {name}")),
-                    None => error,
+                let torch = names.iter().find(|name| is_torch(name));
+                Err(match (step_in(&names), torch) {
+                    (Some(name), _) => error.hint(format!("name a checkpoint, such as {name}")),
+                    (_, Some(name)) => error.hint(format!("name a file of torch, such as {name}")),
+                    _ => error,
                 })
             }
         }

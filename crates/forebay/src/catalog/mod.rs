@@ -10,6 +10,7 @@
 //! - No two tensors have the same name.
 //! - Nothing but headers has been read.
 
+mod checkpoint;
 mod kind;
 
 use std::collections::{BTreeMap, HashSet};
@@ -18,7 +19,10 @@ use std::path::{Path, PathBuf};
 use forebay_io::{Error, ErrorKind, Result};
 
 use crate::npy;
-use crate::safetensors::{ChecksumState, Dtype, OpenedFile, Source};
+
+use crate::safetensors::{ChecksumState, Dtype, Opened, OpenedFile, Source};
+use checkpoint::Manifest;
+pub(crate) use checkpoint::verify_state;
 pub use kind::Kind;
 
 /// The tensors of a file or a directory. See the [module documentation](self).
@@ -30,6 +34,8 @@ pub struct Catalog {
     pub tensors: Vec<Entry>,
     /// The text that comes with them; that of all files together.
     pub metadata: BTreeMap<String, String>,
+    /// The file of what else is in a checkpoint, and its CRC32C.
+    pub state: Option<(PathBuf, u32)>,
 }
 
 /// A file of a catalog.
@@ -87,7 +93,16 @@ impl Catalog {
     }
 
     fn read_safetensors(path: &Path) -> Result<Self> {
-        let opened = Source::of(path).open()?;
+        let Some(manifest) = Manifest::read(path)? else {
+            return Ok(Self::of_headers(&Source::of(path).open()?));
+        };
+        let shards = Source::Files(manifest.shards(path)).open()?;
+        let mut catalog = Self::of_headers(&shards);
+        manifest.hold_against(path, &mut catalog)?;
+        Ok(catalog)
+    }
+
+    fn of_headers(opened: &Opened) -> Self {
         let mut catalog = Self::default();
         for OpenedFile { path, header, .. } in opened.files() {
             let (path, bytes) = (path.clone(), header.file_bytes());
@@ -110,7 +125,7 @@ impl Catalog {
                 checksum: header.checksum(&tensor.name),
             });
         }
-        Ok(catalog)
+        catalog
     }
 
     fn read_npy(path: &Path) -> Result<Self> {

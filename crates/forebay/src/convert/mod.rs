@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_io::{Error, ErrorKind, Result};
 
-use crate::catalog::{Catalog, Entry};
+use crate::catalog::{Catalog, Entry, verify_state};
 use crate::npy;
 use output::{Begin, Output};
 pub use publish::{publish, refuse_replacing};
@@ -195,7 +195,8 @@ pub fn read_pieces<E: From<Error>>(
     copy::read_pieces(path, offset, tensor, take)
 }
 
-/// Reads every tensor of which the catalog has a checksum; those that don't match.
+/// Reads every tensor of which the catalog has a checksum, and what else is in a checkpoint; the
+/// tensors that don't match.
 ///
 /// # Errors
 ///
@@ -205,6 +206,9 @@ pub fn verify(
     budget_bytes: u64,
     watch: &mut Watch<'_>,
 ) -> Result<Vec<Mismatch>> {
+    if let Some((path, checksum)) = &catalog.state {
+        verify_state(path, *checksum)?;
+    }
     output::verify(catalog, budget_bytes, watch)
 }
 

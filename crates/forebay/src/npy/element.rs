@@ -150,7 +150,7 @@ fn split(code: &str) -> (bool, &str) {
 }
 
 fn unknown(what: &str, hint: &str) -> Error {
-    let error = Error::new(ErrorKind::Unsupported, format!("the array has {what}"));
+    let error = Error::new(ErrorKind::Unsupported, format!("the array has {what}:"));
     if hint.is_empty() { error } else { error.hint(hint) }
 }
 

@@ -21,6 +21,7 @@ mod element;
 mod literal;
 mod name;
 
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -70,7 +71,7 @@ impl Header {
             File::open(path).map_err(|error| Error::from_io(error, "cannot open").path(path))?;
         let facts = file.metadata().map_err(failed)?;
         if !facts.is_file() {
-            return Err(at(invalid("this is not a file:")));
+            return Err(at(invalid("this is not a file")));
         }
         let mut start = Vec::new();
         let most = MAGIC.len() + 6 + HEADER_BYTES_MAX;
@@ -104,7 +105,7 @@ impl Header {
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let (first, length) = prefix(bytes)?;
         let Some(text) = bytes.get(first..first + length) else {
-            let text = format!("the header has {length} bytes, the file fewer");
+            let text = format!("the header has {length} bytes, the file fewer:");
             return Err(Error::new(ErrorKind::ShortFile, text));
         };
         let text = match bytes[6] {
@@ -126,7 +127,7 @@ impl Header {
         };
         if end > file_bytes {
             let (wanted, found) = (end - data_start, file_bytes.saturating_sub(data_start));
-            let text = format!("the array has {wanted} bytes, the file {found} after its header");
+            let text = format!("the array has {wanted} bytes, the file {found} after its header:");
             return Err(Error::new(ErrorKind::ShortFile, text).bytes(wanted, found));
         }
         if end < file_bytes {
@@ -184,7 +185,7 @@ fn prefix(bytes: &[u8]) -> Result<(usize, usize)> {
         (1, [low, high, ..]) => (10, usize::from(u16::from_le_bytes([*low, *high]))),
         (2 | 3, [a, b, c, d, ..]) => (12, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
         (version, _) => {
-            let text = format!("version {version} of .npy is not known");
+            let text = format!("version {version} of .npy is not known:");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
     };
@@ -229,8 +230,9 @@ fn extents_of(extents: Vec<Literal>) -> Result<Vec<u64>> {
     extents.collect()
 }
 
-fn invalid(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, text)
+/// What isn't as it should be; the name of the file comes behind it.
+fn invalid(text: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{text}:"))
 }
 
 #[cfg(test)]
