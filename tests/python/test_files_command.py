@@ -155,6 +155,32 @@ def test_arrays_that_are_no_tensors_are_refused(
     assert os.listdir(tmp_path) == ["a.npy"]
 
 
+def test_an_array_in_fortran_order_that_exceeds_the_budget_is_refused_with_the_numbers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    array = np.asfortranarray(np.arange(10 << 17).reshape(1 << 10, -1).astype("<f8"))
+    np.save(tmp_path / "a.npy", array)
+    arguments = ["convert", str(tmp_path / "a.npy"), str(tmp_path / "b.safetensors")]
+    assert main([*arguments, "--budget", "16M"]) == 3
+    assert f"twice its {array.nbytes} bytes" in capfd.readouterr().err
+    well(*arguments, "--budget", "40M")
+    np.testing.assert_array_equal(load_file(tmp_path / "b.safetensors")["a"].numpy(), array)
+
+
+def test_a_name_that_is_no_unicode_is_refused_for_torch_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    odd = os.path.join(tmp_path, os.fsdecode(b"\xff.pt"))
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    (tmp_path / "a.pt").rename(odd)
+    assert main(["ls", odd]) == 2
+    assert "Unicode" in capfd.readouterr().err
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    odd = os.path.join(tmp_path, os.fsdecode(b"\xff.safetensors"))
+    well("convert", tmp_path / "a.safetensors", odd)
+    well("verify", odd)
+
+
 def nested() -> dict[str, Any]:
     weight = random_tensor(torch.float32, 6, 10)
     return {

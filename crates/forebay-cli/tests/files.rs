@@ -238,6 +238,7 @@ fn what_is_broken_is_named_and_ends_with_one() {
     let (code, _, stderr) = run(&["verify", "junk.safetensors"], &directory);
     assert_eq!(code, 1, "{stderr}");
     assert_eq!(run(&["verify", "missing"], &directory).0, 2);
+    assert_eq!(run(&["verify", "/dev"], &directory).0, 2);
     assert_eq!(run(&["ls", "missing"], &directory).0, 2);
 }
 
@@ -352,6 +353,19 @@ fn nothing_is_a_file_too() {
 }
 
 #[test]
+fn a_new_file_has_the_mode_of_any_new_file() {
+    let directory = with_zoo();
+    well(&["convert", "model.safetensors", "copy.safetensors"], &directory);
+    well(&["convert", "model.safetensors", "arrays"], &directory);
+    fs::write(directory.path().join("file"), "").unwrap();
+    fs::create_dir(directory.path().join("folder")).unwrap();
+    let mode = |name: &str| fs::metadata(directory.path().join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("copy.safetensors"), mode("file"));
+    assert_eq!(mode("arrays/large.npy"), mode("file"));
+    assert_eq!(mode("arrays"), mode("folder"));
+}
+
+#[test]
 fn what_is_there_is_replaced_only_if_asked_and_keeps_its_mode() {
     let directory = with_zoo();
     let copy = directory.path().join("copy.safetensors");
@@ -371,6 +385,24 @@ fn what_is_there_is_replaced_only_if_asked_and_keeps_its_mode() {
     std::os::unix::fs::symlink("copy.safetensors", &link).unwrap();
     well(&["convert", "model.safetensors", "link.safetensors", "--force"], &directory);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+}
+
+#[test]
+fn of_two_that_write_the_same_at_once_one_wins_with_all_of_it() {
+    let directory = with_zoo();
+    for output in ["copy.safetensors", "arrays"] {
+        let start = || {
+            let mut command = forebay(&["convert", "model.safetensors", output], directory.path());
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        let mut both = [start(), start()];
+        let codes = both.each_mut().map(|child| child.wait().unwrap().code().unwrap());
+        assert_eq!(codes.iter().filter(|code| **code == 0).count(), 1, "{codes:?}");
+        well(&["convert", output, "back.safetensors", "--force"], &directory);
+        let back = contents(&directory.path().join("back.safetensors"));
+        assert_eq!(back, contents(&directory.path().join("model.safetensors")));
+        assert!(scratches(&directory).is_empty());
+    }
 }
 
 #[test]

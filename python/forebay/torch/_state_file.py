@@ -10,10 +10,11 @@ Moving bytes is elsewhere: what is returned says where they are, or where they a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
@@ -96,16 +97,18 @@ def describe(
         found.tensors = {key: found.tensors[key] for key in [name] if key in found.tensors}
     mapping = _Mapping(path)
     limit = max(budget // 4, 1)
-    spill = None if scratch is None else _Spill(os.path.join(scratch, "tensors.bin"), limit)
     tensors = []
-    for key, tensor in found.tensors.items():
-        described = _described(key, tensor)
-        file, offset = path, mapping.offset_of(tensor)
-        if offset is None and spill is not None:
-            file, offset = spill.path, spill.write(tensor)
-        tensors.append({**described, "file": file, "offset": offset})
-    if spill is not None:
-        spill.close()
+    with contextlib.ExitStack() as stack:
+        spill = None
+        if scratch is not None:
+            spilled = os.path.join(scratch, "tensors.bin")
+            spill = _Spill(stack.enter_context(open(spilled, "xb")), limit)
+        for key, tensor in found.tensors.items():
+            described = _described(key, tensor)
+            file, offset = path, mapping.offset_of(tensor)
+            if offset is None and spill is not None:
+                file, offset = spill.path, spill.write(tensor)
+            tensors.append({**described, "file": file, "offset": offset})
     return {"tensors": tensors, "left_out": found.left_out, "tied": _tied(found.tensors)}
 
 
@@ -202,7 +205,9 @@ def _load(path: str, budget: int) -> Any:
             f"{reason}"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # Behind its first sentence, torch explains itself at length.
+        reason = lines[0].split(". ")[0]
         raise InvalidInputError(f"{path} can't be read by torch: {reason}") from error
 
 
@@ -296,10 +301,10 @@ class _Mapping:
 class _Spill:
     """A file for the bytes of tensors that no file has in one piece."""
 
-    def __init__(self, path: str, limit: int) -> None:
-        self.path = path
+    def __init__(self, file: BinaryIO, limit: int) -> None:
+        self.path = file.name
         self._limit = limit
-        self._file = open(path, "xb")  # noqa: SIM115 (closed by `close`)
+        self._file = file
 
     def write(self, tensor: torch.Tensor) -> int:
         """Append a tensor, and return where it begins."""
@@ -311,9 +316,6 @@ class _Spill:
             raise MismatchError(f"{length} bytes of a tensor came to {self.path}")
         self._file.write(bytes(-length % _ALIGNMENT))
         return start
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:

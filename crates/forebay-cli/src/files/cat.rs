@@ -30,7 +30,7 @@ const NAMES_SHOWN: usize = 5;
     NumPy has no bfloat16 and no floats of 8 bits: such a tensor is a structure of one field that \
     is named by its dtype, and array.view(ml_dtypes.bfloat16) makes it what it is.")]
 pub(crate) struct Cat {
-    /// A .safetensors, .npy or torch file, or a directory: a sharded model, a checkpoint's step, .npy files
+    /// A .safetensors, .npy or torch file; a directory of a model, a checkpoint's step, .npy files
     #[arg(value_name = "FILE|DIR")]
     path: PathBuf,
 

@@ -33,7 +33,7 @@ const TORCH_ENDINGS: [&str; 4] = ["pt", "pth", "bin", "ckpt"];
     OUT appears when all of it is written; whatever ends the command earlier leaves what was there \
     before. Python objects are never unpickled.")]
 pub(crate) struct Convert {
-    /// A .safetensors, .npy or torch file, or a directory: a sharded model, a checkpoint's step, .npy files
+    /// A .safetensors, .npy or torch file; a directory of a model, a checkpoint's step, .npy files
     #[arg(value_name = "IN")]
     input: PathBuf,
 

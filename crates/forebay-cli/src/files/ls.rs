@@ -26,7 +26,7 @@ const NAME_WIDTH_MAX: usize = 60;
     forebay ls run/step-00000042\n  \
     forebay ls weights.pt --json | jq '.tensors[] | select(.dtype == \"F32\") | .name'")]
 pub(crate) struct Ls {
-    /// A .safetensors, .npy or torch file, or a directory: a sharded model, a checkpoint's step, .npy files
+    /// A .safetensors, .npy or torch file; a directory of a model, a checkpoint's step, .npy files
     #[arg(value_name = "FILE|DIR")]
     path: PathBuf,
 }

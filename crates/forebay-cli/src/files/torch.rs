@@ -93,6 +93,8 @@ pub(super) fn describe(
     wanted: Wanted<'_>,
 ) -> Result<(Catalog, Notes)> {
     let Wanted { budget, scratch, name } = wanted;
+    let scratch = scratch.map(text_of).transpose()?;
+    let path = text_of(path)?;
     let options = json!({ "path": path, "budget": budget, "scratch": scratch, "name": name });
     let Described { tensors, notes } = ask(host, "torch.describe", &options)?;
     let mut catalog = Catalog::default();
@@ -133,7 +135,13 @@ pub(super) fn create(path: &Path, catalog: &Catalog, host: &dyn Host) -> Result<
         bytes: tensor.bytes,
     });
     let rooms: Vec<Room<'_>> = rooms.collect();
-    ask(host, "torch.create", &json!({ "path": path, "tensors": rooms }))
+    ask(host, "torch.create", &json!({ "path": text_of(path)?, "tensors": rooms }))
+}
+
+/// A path as text, which is all that JSON can hold.
+fn text_of(path: &Path) -> Result<&str> {
+    let refused = || format!("the name of {} isn't Unicode: rename it for torch", path.display());
+    Ok(path.to_str().ok_or_else(|| Failure::usage(refused()))?)
 }
 
 /// Asks the host, whose answer is what it found, or why it failed.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use forebay::ByteSize;
-use forebay::catalog::Catalog;
+use forebay::catalog::{Catalog, Kind};
 use forebay::convert::{self, Mismatch};
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ const BUDGET_BYTES: u64 = 64 << 20;
     The exit code is 1 if a tensor doesn't match its checksum, or a header its file. A file without \
     checksums is said to have none: of it, the header alone is checked.")]
 pub(crate) struct Verify {
-    /// A .safetensors, .npy or torch file, or a directory: a sharded model, a checkpoint's step, .npy files
+    /// A .safetensors, .npy or torch file; a directory of a model, a checkpoint's step, .npy files
     #[arg(value_name = "FILE|DIR")]
     path: PathBuf,
 }
@@ -62,10 +62,8 @@ struct Shown<'a> {
 
 /// Verifies what is there.
 pub(crate) fn run(options: &Verify, host: &dyn Host, output: &Output) -> Result<u8> {
-    // What isn't there can't be verified; whatever is wrong with what is there is a result.
-    std::fs::metadata(&options.path).map_err(|error| {
-        failure(forebay::io::Error::from_io(error, "cannot open").path(&options.path))
-    })?;
+    // What isn't tensors can't be verified; whatever is wrong with those that are is a result.
+    Kind::of(&options.path).map_err(failure)?;
     let wanted = Wanted { budget: u64::MAX, scratch: None, name: None };
     let opened = Opened::at(&options.path, host, wanted);
     let catalog = opened.map_err(as_result)?.catalog;
