@@ -8,6 +8,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,8 @@ def test_torch_reads_what_was_converted_for_it(model: Path, tmp_path: Path) -> N
     well("convert", model, state)
     assert_equal(torch.load(state, weights_only=True), zoo())
     assert_equal(torch.load(state, weights_only=True, mmap=True), zoo())
+    with zipfile.ZipFile(state) as archive:
+        assert archive.testzip() is None
     well("convert", state, tmp_path / "back.safetensors")
     assert_equal(load_file(tmp_path / "back.safetensors"), zoo())
 

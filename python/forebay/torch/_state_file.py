@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import struct
+import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -50,6 +52,7 @@ _NAMES = {
 """Dtypes by the names that safetensors gives them; older torch lacks some."""
 
 _ZIP = b"PK\x03\x04"
+_DESCRIPTOR = b"PK\x07\x08"
 _ALIGNMENT = 64
 _COMPARED_BYTES = 64
 
@@ -112,8 +115,8 @@ def describe(
     return {"tensors": tensors, "left_out": found.left_out, "tied": _tied(found.tensors)}
 
 
-def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Write a file with room for tensors; return where the bytes of each are to go.
+def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Write a file with room for tensors; say where the bytes of each are to go.
 
     Parameters
     ----------
@@ -121,6 +124,12 @@ def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[int]:
         Where to write it; it must not be there. Its directory holds a scratch file meanwhile.
     tensors : sequence of mappings
         Each with ``name``, ``dtype`` as safetensors calls it, ``shape`` and ``bytes``.
+
+    Returns
+    -------
+    list of dicts
+        For each the ``offset`` of its bytes, and in ``zip_checksum_at`` those of their CRC-32: the
+        file is a zip archive, in which the bytes are a member.
 
     Raises
     ------
@@ -144,7 +153,13 @@ def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[int]:
         os.unlink(blank)
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     mapping = _Mapping(path)
-    return [_place(mapping, saved[tensor["name"]], path) for tensor in tensors]
+    checksums = _zip_checksums(path)
+    rooms = []
+    for tensor in tensors:
+        offset = _place(mapping, saved[tensor["name"]], path)
+        at = checksums.get(offset, []) if tensor["bytes"] else []
+        rooms.append({"offset": offset, "zip_checksum_at": at})
+    return rooms
 
 
 def _place(mapping: _Mapping, tensor: torch.Tensor, path: str) -> int:
@@ -152,6 +167,29 @@ def _place(mapping: _Mapping, tensor: torch.Tensor, path: str) -> int:
     if offset is None:
         raise UnsupportedError(f"torch {torch.__version__} doesn't map what it wrote: {path}")
     return offset
+
+
+def _zip_checksums(path: str) -> dict[int, list[int]]:
+    """Return where the checksums of an archive's members are, by where their bytes begin.
+
+    A member's CRC-32 is in its entry of the central directory, and in the descriptor behind its
+    bytes: sections 4.3.9 and 4.3.12 of PKWARE's APPNOTE.
+    """
+    places: dict[int, list[int]] = {}
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        file.seek(archive.start_dir)
+        directory = file.read()
+        entry = 0
+        for member in archive.infolist():
+            file.seek(member.header_offset + 26)
+            name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
+            start = member.header_offset + 30 + name_bytes + extra_bytes
+            places[start] = [archive.start_dir + entry + 16]
+            file.seek(start + member.file_size)
+            if file.read(len(_DESCRIPTOR)) == _DESCRIPTOR:
+                places[start].append(start + member.file_size + len(_DESCRIPTOR))
+            entry += 46 + sum(struct.unpack_from("<HHH", directory, entry + 28))
+    return places
 
 
 def _blank_state(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use forebay::ByteSize;
-use forebay::convert::{self, Sharding, Written};
+use forebay::convert::{self, Room, Sharding, Written};
 use forebay::io::ErrorKind;
 use serde::Serialize;
 
@@ -152,13 +152,13 @@ pub(crate) fn run(options: &Convert, host: &dyn Host, output: &Output) -> Result
     let wanted = Wanted { budget, scratch: Some(scratch.path()), name: None };
     let opened = Opened::at(&options.input, host, wanted)?;
     let made = scratch.path().join(name);
-    let room = match target {
+    let rooms = match target {
         Target::Torch => torch::create(&made, &opened.catalog, host)?,
         _ => Vec::new(),
     };
     // From here on nothing of Python's is at work, which has its own way with signals.
     let signals = Signals::take()?;
-    let written = write(&opened, target, &made, &room, budget, &signals);
+    let written = write(&opened, target, &made, rooms, budget, &signals);
     let written = match written.and_then(|written| {
         may_replace(&path, target, options.force)?;
         convert::publish(&made, &path, options.force).map_err(failure)?;
@@ -176,7 +176,7 @@ fn write(
     opened: &Opened,
     target: Target,
     made: &Path,
-    room: &[u64],
+    rooms: Vec<Room>,
     budget: u64,
     signals: &Signals,
 ) -> Result<Written> {
@@ -195,7 +195,7 @@ fn write(
         Target::Safetensors => convert::to_safetensors(catalog, made, budget, &mut watch),
         Target::Shards(sharding) => convert::to_shards(catalog, made, sharding, budget, &mut watch),
         Target::Npy => convert::to_npy(catalog, made, budget, &mut watch),
-        Target::Torch => convert::into_room(catalog, made, room, budget, &mut watch),
+        Target::Torch => convert::into_room(catalog, made, rooms, budget, &mut watch),
     };
     written.map_err(failure)
 }

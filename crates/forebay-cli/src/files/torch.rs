@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use forebay::catalog::{Catalog, CatalogFile, Entry};
+use forebay::convert::Room;
 use forebay::safetensors::{ChecksumState, Dtype};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -79,7 +80,7 @@ struct Tensor {
 
 /// A tensor that is to have room in a file.
 #[derive(Serialize)]
-struct Room<'a> {
+struct Wish<'a> {
     name: &'a str,
     dtype: &'a str,
     shape: &'a [u64],
@@ -127,15 +128,15 @@ pub(super) fn describe(
 }
 
 /// Has torch make a file with room for tensors; where the bytes of each are to go.
-pub(super) fn create(path: &Path, catalog: &Catalog, host: &dyn Host) -> Result<Vec<u64>> {
-    let rooms = catalog.tensors.iter().map(|tensor| Room {
+pub(super) fn create(path: &Path, catalog: &Catalog, host: &dyn Host) -> Result<Vec<Room>> {
+    let wanted = catalog.tensors.iter().map(|tensor| Wish {
         name: &tensor.name,
         dtype: tensor.dtype.name(),
         shape: &tensor.shape,
         bytes: tensor.bytes,
     });
-    let rooms: Vec<Room<'_>> = rooms.collect();
-    ask(host, "torch.create", &json!({ "path": text_of(path)?, "tensors": rooms }))
+    let wanted: Vec<Wish<'_>> = wanted.collect();
+    ask(host, "torch.create", &json!({ "path": text_of(path)?, "tensors": wanted }))
 }
 
 /// A path as text, which is all that JSON can hold.

@@ -19,9 +19,9 @@ use forebay_io::{Error, ErrorKind, Handle, Options, Pool, PoolBuffer, PoolOption
 use super::Watch;
 use super::budget::{Budget, PAGE_BYTES};
 use super::chunk::{Chunk, Part, Place, chunks_of, runs_of};
+use super::sums::{Checksums, Sum, combined};
 use super::turn::{Turned, swap, turn};
 use crate::catalog::{CatalogFile, Entry};
-use crate::safetensors::{crc32c, crc32c_combine};
 
 /// From here on, a run goes through the handle; what is shorter costs less through the page cache.
 const RUN_BYTES_MIN: usize = 128 << 10;
@@ -38,15 +38,8 @@ pub(super) struct Copier<'a> {
     sources: &'a [CatalogFile],
     /// Without any, bytes are read and summed only.
     targets: Option<&'a [PathBuf]>,
-}
-
-/// The checksum of a part.
-#[derive(Clone, Copy, Debug)]
-struct Sum {
-    tensor: usize,
-    start: u64,
-    length: u64,
-    crc: u32,
+    /// Whether the checksums of zip archives are wanted as well.
+    with_zip: bool,
 }
 
 /// What the threads of a copy share.
@@ -82,17 +75,22 @@ impl<'a> Copier<'a> {
             pool: Some(Arc::clone(&pool)),
             ..Options::default()
         })?;
-        Ok(Self { handle, pool, budget, sources, targets })
+        Ok(Self { handle, pool, budget, sources, targets, with_zip: false })
     }
 
-    /// Copies all parts; the checksum of each of `count` tensors.
+    /// Takes the checksums of zip archives as well.
+    pub(super) fn with_zip(self, with_zip: bool) -> Self {
+        Self { with_zip, ..self }
+    }
+
+    /// Copies all parts; the checksums of each of `count` tensors.
     pub(super) fn copy(
         &self,
         parts: Vec<Part>,
         turned: &[Turned],
         count: usize,
         watch: &mut Watch<'_>,
-    ) -> Result<Vec<u32>> {
+    ) -> Result<Vec<Checksums>> {
         let mut sums = Vec::new();
         let mut done_bytes = 0;
         for tensor in turned {
@@ -164,7 +162,8 @@ impl<'a> Copier<'a> {
             let (own, behind) = rest.split_at_mut(to_memory(part.length)?);
             swap(own, part.swapped_bytes);
             let Part { tensor, start, length, .. } = *part;
-            sums.push(Sum { tensor, start, length, crc: crc32c(own) });
+            let checksums = Checksums::of(own, self.with_zip);
+            sums.push(Sum { tensor, start, length, checksums });
             rest = behind;
         }
         self.store(target, bytes)
@@ -192,8 +191,8 @@ impl<'a> Copier<'a> {
         let shape: Vec<usize> = extents.collect::<Result<_>>()?;
         turn(found.as_slice(), &shape, wanted.as_mut_slice());
         self.store(tensor.target, wanted.as_slice())?;
-        let crc = crc32c(wanted.as_slice());
-        Ok(Sum { tensor: tensor.tensor, start: 0, length: tensor.bytes, crc })
+        let checksums = Checksums::of(wanted.as_slice(), self.with_zip);
+        Ok(Sum { tensor: tensor.tensor, start: 0, length: tensor.bytes, checksums })
     }
 
     fn memory(&self, bytes: u64) -> Result<PoolBuffer> {
@@ -238,16 +237,6 @@ impl State {
             ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         }
     }
-}
-
-/// The checksums of whole tensors from those of their parts.
-fn combined(mut sums: Vec<Sum>, count: usize) -> Vec<u32> {
-    sums.sort_unstable_by_key(|sum| (sum.tensor, sum.start));
-    let mut whole = vec![crc32c(&[]); count];
-    for Sum { tensor, start, length, crc } in sums {
-        whole[tensor] = if start == 0 { crc } else { crc32c_combine(whole[tensor], crc, length) };
-    }
-    whole
 }
 
 fn stopped() -> Error {

@@ -20,11 +20,13 @@ mod copy;
 mod output;
 mod publish;
 mod shards;
+mod sums;
 mod turn;
 
 use std::path::{Path, PathBuf};
 
 use forebay_io::{Error, ErrorKind, Result};
+use serde::Deserialize;
 
 use crate::catalog::{Catalog, Entry, verify_state};
 use crate::npy;
@@ -51,6 +53,15 @@ pub struct Mismatch {
     pub wanted: u32,
     /// Of the bytes.
     pub found: u32,
+}
+
+/// Room for a tensor's bytes in a file that has everything else, such as a zip archive.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Room {
+    /// Where the bytes go.
+    pub offset: u64,
+    /// Where their checksum goes: the CRC-32 of zip archives, 4 bytes, little endian.
+    pub zip_checksum_at: Vec<u64>,
 }
 
 /// What a conversion wrote.
@@ -148,7 +159,7 @@ pub fn to_npy(
     output::write(catalog, outputs, budget_bytes, watch)
 }
 
-/// Writes the tensors' bytes into a file that is there and has room for each, at these offsets.
+/// Writes the tensors' bytes into a file that is there and has room for each.
 ///
 /// # Errors
 ///
@@ -156,14 +167,14 @@ pub fn to_npy(
 pub fn into_room(
     catalog: &Catalog,
     path: &Path,
-    offsets: &[u64],
+    rooms: Vec<Room>,
     budget_bytes: u64,
     watch: &mut Watch<'_>,
 ) -> Result<Written> {
     let facts = std::fs::metadata(path);
     let facts = facts.map_err(|error| Error::from_io(error, "cannot open").path(path))?;
-    let places = offsets.iter().copied().enumerate().collect();
-    let (path, begin) = (path.to_path_buf(), Begin::Nothing);
+    let places = rooms.iter().map(|room| room.offset).enumerate().collect();
+    let (path, begin) = (path.to_path_buf(), Begin::Rooms(rooms));
     let output = Output { path, bytes: facts.len(), begin, places };
     output::write(catalog, vec![output], budget_bytes, watch)
 }

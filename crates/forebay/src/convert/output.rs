@@ -13,8 +13,9 @@ use forebay_io::{Error, Result};
 use super::budget::Budget;
 use super::chunk::{Part, Place};
 use super::copy::Copier;
+use super::sums::Checksums;
 use super::turn::Turned;
-use super::{FORMAT_DEFAULT, FORMAT_KEY, Mismatch, Watch, Written, corrupt};
+use super::{FORMAT_DEFAULT, FORMAT_KEY, Mismatch, Room, Watch, Written, corrupt};
 use crate::catalog::{Catalog, Entry};
 use crate::safetensors::{Draft, TensorSpec};
 
@@ -38,8 +39,8 @@ pub(super) enum Begin {
     Bytes(Vec<u8>),
     /// A header with the checksums of the tensors.
     Draft(Draft),
-    /// The file is there, and has all but the tensors' bytes.
-    Nothing,
+    /// The file is there, and has all but the tensors' bytes and their checksums; for each tensor.
+    Rooms(Vec<Room>),
 }
 
 impl Output {
@@ -72,15 +73,27 @@ impl Output {
         file.set_len(self.bytes)
     }
 
-    /// Writes the header that has the checksums.
-    fn finish(&self, checksums: &[u32]) -> Result<()> {
-        let Begin::Draft(draft) = &self.begin else { return Ok(()) };
-        let own: Vec<u32> = self.places.iter().map(|(tensor, _)| checksums[*tensor]).collect();
-        File::options()
-            .write(true)
-            .open(&self.path)
-            .and_then(|file| file.write_all_at(&draft.to_bytes(&own), 0))
-            .map_err(|error| unwritable(error, &self.path))
+    /// Writes what has the checksums.
+    fn finish(&self, checksums: &[Checksums]) -> Result<()> {
+        let own = self.places.iter().map(|(tensor, _)| checksums[*tensor]);
+        let written = match &self.begin {
+            Begin::Bytes(_) => Ok(()),
+            Begin::Draft(draft) => {
+                let own: Vec<u32> = own.map(|checksums| checksums.crc32c).collect();
+                self.open().and_then(|file| file.write_all_at(&draft.to_bytes(&own), 0))
+            }
+            Begin::Rooms(rooms) => self.open().and_then(|file| {
+                own.zip(rooms).try_for_each(|(checksums, room)| {
+                    let mut places = room.zip_checksum_at.iter();
+                    places.try_for_each(|at| file.write_all_at(&checksums.zip.to_le_bytes(), *at))
+                })
+            }),
+        };
+        written.map_err(|error| unwritable(error, &self.path))
+    }
+
+    fn open(&self) -> io::Result<File> {
+        File::options().write(true).open(&self.path)
     }
 }
 
@@ -98,7 +111,8 @@ pub(super) fn write(
     let targets: Vec<PathBuf> = outputs.iter().map(|output| output.path.clone()).collect();
     let (parts, turned) = work_of(catalog, &outputs)?;
     let copier = Copier::new(budget, &catalog.files, Some(&targets))?;
-    let checksums = copier.copy(parts, &turned, catalog.tensors.len(), watch)?;
+    let with_zip = outputs.iter().any(|output| matches!(output.begin, Begin::Rooms(_)));
+    let checksums = copier.with_zip(with_zip).copy(parts, &turned, catalog.tensors.len(), watch)?;
     if let Some(mismatch) = mismatches(catalog, &checksums).first() {
         return Err(corrupt(catalog, mismatch));
     }
@@ -156,9 +170,10 @@ pub(super) fn verify(
 }
 
 /// The tensors that don't have the checksum which the source says they have.
-fn mismatches(catalog: &Catalog, found: &[u32]) -> Vec<Mismatch> {
+fn mismatches(catalog: &Catalog, found: &[Checksums]) -> Vec<Mismatch> {
     let pairs = catalog.tensors.iter().zip(found).enumerate();
-    let compared = pairs.filter_map(|(tensor, (entry, &found))| {
+    let compared = pairs.filter_map(|(tensor, (entry, found))| {
+        let found = found.crc32c;
         entry.checksum.map(|wanted| Mismatch { tensor, wanted, found })
     });
     compared.filter(|compared| compared.wanted != compared.found).collect()
