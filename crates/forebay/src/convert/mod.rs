@@ -12,7 +12,7 @@
 //! - When a conversion returns without an error, every file that it wrote is on the drive.
 //!
 //! Which tensors there are is in [`catalog`](crate::catalog), headers in
-//! [`safetensors`](crate::safetensors) and [`npy`](crate::npy).
+//! [`safetensors`](crate::safetensors) and [`npy`].
 
 mod budget;
 mod chunk;

@@ -1,7 +1,7 @@
 //! The `.npy` format of NumPy: headers read and written, and names of tensors as names of files.
 //!
 //! Versions 1 to 3 are read; the lowest that holds the header is written. The header is a literal of
-//! Python, read here without Python ([`literal`]), so nothing in it is ever run. After
+//! Python, read here without Python (`literal`), so nothing in it is ever run. After
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 //!
 //! NumPy has no dtype for bfloat16 and the floats of 8 bits. They are written as a structure of one
