@@ -11,6 +11,7 @@ directory or the machine can't take it; 130 interrupted, 143 terminated, 129 hun
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import signal
 import sys
@@ -18,6 +19,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
+from forebay.errors import (
+    ForebayError,
+    InvalidInputError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +60,20 @@ class _Python:
                 return _SUBCOMMANDS[subcommand](json.loads(options))
             except KeyboardInterrupt:
                 return 130
+
+    @staticmethod
+    def ask(question: str, options: str) -> str:
+        """Answer a question with its options as JSON, by JSON: what it `found`, or a `failure`."""
+        with _interrupts(signal.default_int_handler):
+            try:
+                return json.dumps({"found": _QUESTIONS[question](json.loads(options))})
+            except ModuleNotFoundError as error:
+                text = f"{error.name} is not installed, and a file of torch's takes it"
+                return _failure(f"{text}: pip install {error.name}", 3)
+            except (ForebayError, OSError) as error:
+                return _failure(str(error), _exit_of(error))
+            except KeyboardInterrupt:
+                return _failure("interrupted", 130)
 
     @staticmethod
     def command() -> list[str]:
@@ -109,6 +130,35 @@ def _deepspeed(options: dict[str, Any]) -> int:
 
     return hook.run(options["action"], json=options["json"])
 
+
+def _exit_of(error: ForebayError | OSError) -> int:
+    """Return the exit code: what was asked for can't be, there's no room, or it went wrong."""
+    if isinstance(error, (InvalidInputError, UnsupportedError)):
+        return 2
+    no_room = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+    return 3 if isinstance(error, OutOfMemoryError) or error.errno in no_room else 1
+
+
+def _failure(message: str, code: int) -> str:
+    return json.dumps({"failure": {"message": message, "exit": code}})
+
+
+def _describe_state(options: dict[str, Any]) -> Any:
+    from forebay.torch import _state_file
+
+    return _state_file.describe(options.pop("path"), **options)
+
+
+def _create_state(options: dict[str, Any]) -> Any:
+    from forebay.torch import _state_file
+
+    return _state_file.create(**options)
+
+
+_QUESTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "torch.create": _create_state,
+    "torch.describe": _describe_state,
+}
 
 _SUBCOMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
     "bench": _bench,

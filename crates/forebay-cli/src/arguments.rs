@@ -82,6 +82,18 @@ pub(crate) enum Subcommand {
     /// Measure one workload: bandwidth over time, latencies, processor time
     Io(Box<crate::io::Io>),
 
+    /// List the tensors of a file or a directory: dtypes, shapes, sizes, offsets
+    Ls(crate::files::Ls),
+
+    /// Hold tensors against the checksums in their files
+    Verify(crate::files::Verify),
+
+    /// Write tensors in another format, or into other files
+    Convert(crate::files::Convert),
+
+    /// Print a tensor as a .npy file
+    Cat(crate::files::Cat),
+
     /// Print the completions of a shell
     #[command(after_help = "Examples:\n  \
         forebay completions bash > ~/.local/share/bash-completion/completions/forebay\n  \

@@ -26,14 +26,19 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// A failure with its code.
+    pub fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, text: text.into() }
+    }
+
     /// Arguments that can't be used.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { exit: Exit::Usage, text: text.into() }
+        Self::new(Exit::Usage, text)
     }
 
     /// A machine or directory that can't take it.
     pub fn environment(text: impl Into<String>) -> Self {
-        Self { exit: Exit::Environment, text: text.into() }
+        Self::new(Exit::Environment, text)
     }
 
     /// The code to end with.

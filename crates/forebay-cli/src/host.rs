@@ -23,6 +23,14 @@ pub trait Host {
     /// Python's, or that there is none.
     fn call(&self, subcommand: &str, options: &Value) -> anyhow::Result<u8>;
 
+    /// Answers a question about a file that takes Python: an object with what it `found`, or with a
+    /// `failure` that has a `message` and its `exit` code.
+    ///
+    /// # Errors
+    ///
+    /// Python's, or that there is none.
+    fn ask(&self, question: &str, options: &Value) -> anyhow::Result<Value>;
+
     /// The program, and arguments, that start this command again.
     ///
     /// # Errors
@@ -42,6 +50,11 @@ impl Host for NoPython {
 
     fn call(&self, subcommand: &str, _: &Value) -> anyhow::Result<u8> {
         let text = format!("{subcommand} needs Python: pip install forebay, and use its command");
+        Err(Failure::environment(text).into())
+    }
+
+    fn ask(&self, _: &str, _: &Value) -> anyhow::Result<Value> {
+        let text = "a file of torch's needs Python: pip install forebay torch, and use its command";
         Err(Failure::environment(text).into())
     }
 

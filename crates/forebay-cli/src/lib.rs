@@ -17,6 +17,7 @@ mod bench;
 mod config;
 mod deepspeed;
 mod exit;
+mod files;
 mod host;
 mod io;
 mod output;
@@ -54,6 +55,10 @@ fn carry_out(subcommand: Subcommand, host: &dyn Host, output: &Output) -> anyhow
         Subcommand::Deepspeed(options) => deepspeed::run(&options, host, output),
         Subcommand::Bench(options) => bench::run(&options, host, output),
         Subcommand::Io(options) => io::run(&options, host, output),
+        Subcommand::Ls(options) => files::ls(&options, host, output),
+        Subcommand::Verify(options) => files::verify(&options, host, output),
+        Subcommand::Convert(options) => files::convert(&options, host, output),
+        Subcommand::Cat(options) => files::cat(&options, host, output),
         Subcommand::Tune(options) => tune::run(&options, output),
         Subcommand::Completions { shell } => pages::completions(shell, output),
         Subcommand::Man { dir } => pages::man(dir.as_deref(), output),

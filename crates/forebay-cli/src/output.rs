@@ -57,9 +57,7 @@ impl Output {
     /// Writes text, its signs in ASCII where the terminal has no others.
     pub(crate) fn text(&self, text: &str) -> anyhow::Result<()> {
         let text = if self.unicode { text.to_owned() } else { in_ascii(text) };
-        let mut stdout = io::stdout().lock();
-        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-        written.map_err(|error| anyhow::Error::new(error).context(UNWRITABLE))
+        write_bytes(text.as_bytes())
     }
 
     /// Writes one JSON object of the schema `name`.
@@ -112,6 +110,13 @@ impl Output {
             (false, Ok(())) => Exit::Done as u8,
         }
     }
+}
+
+/// Writes bytes to standard output as they are.
+pub(crate) fn write_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
+    written.map_err(|error| anyhow::Error::new(error).context(UNWRITABLE))
 }
 
 /// Signs of the command's own, and what stands for them in ASCII. Names of files stay as they are.

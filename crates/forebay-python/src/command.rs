@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 use serde_json::Value;
 
 /// Runs the command; `host` has `facts() -> str`, `call(subcommand, options) -> int`, in which facts
-/// and options are JSON, and `command() -> list[str]`.
+/// and options are JSON, `ask(question, options) -> str`, all of which are JSON but the question, and
+/// `command() -> list[str]`.
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>, host: Py<PyAny>) -> u8 {
     py.detach(move || forebay_cli::run(arguments, &PythonHost(host)))
@@ -34,6 +35,13 @@ impl Host for PythonHost {
             }
             Err(error) => Err(error.into()),
         })
+    }
+
+    fn ask(&self, question: &str, options: &Value) -> anyhow::Result<Value> {
+        let arguments = (question, options.to_string());
+        let text: String =
+            Python::attach(|py| self.0.call_method1(py, "ask", arguments)?.extract(py))?;
+        Ok(serde_json::from_str(&text)?)
     }
 
     fn command(&self) -> anyhow::Result<Vec<OsString>> {

@@ -8,9 +8,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod catalog;
 pub mod config;
+pub mod convert;
 mod kernel_files;
 mod lossy;
+pub mod npy;
 mod profile;
 pub mod report;
 pub mod safetensors;

@@ -198,6 +198,10 @@ mod tests {
             Err(anyhow!("not asked for here"))
         }
 
+        fn ask(&self, _: &str, _: &Value) -> Result<Value> {
+            Err(anyhow!("not asked for here"))
+        }
+
         fn command(&self) -> Result<Vec<OsString>> {
             Ok(["sh", "-c", &self.0].map(OsString::from).to_vec())
         }
