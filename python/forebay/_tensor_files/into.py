@@ -1,0 +1,187 @@
+"""Loads tensors of files into the memory of arrays that are there.
+
+What can go there as it is in the file is read straight into place, a few requests ahead, and its
+checksum is computed while the next ones are read. The rest streams, and is copied.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forebay import _forebay
+from forebay._tensor_files.load import Wish
+from forebay._tensor_files.select import parse_source, select
+from forebay._tensor_files.shared import shared_handle
+from forebay._tensor_files.stream import TensorStream
+from forebay.errors import ForebayError, InvalidInputError, TensorFileError
+
+if TYPE_CHECKING:
+    from forebay._tensor_files.frame import Frame
+    from forebay._tensor_files.select import Source
+    from forebay.handle import Handle
+    from forebay.operation import Operation
+
+__all__ = ["IntoPlan", "Places", "load_into"]
+
+_BATCH_BYTES = 64 << 20
+"""Bytes of a request: enough to keep drives busy, few enough to check while the next is read."""
+
+_BATCHES_AHEAD = 3
+"""Requests under way at a time."""
+
+
+class Places(Protocol):
+    """Arrays that are loaded into, by name."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape that an array has in a file, or None if it isn't there."""
+
+    def problem(self, name: str) -> str | None:
+        """Return why an array can't be loaded into, if it can't."""
+
+    def memory(self, name: str, dtype: str) -> Any | None:
+        """Return an array's bytes, if those of the file can go there as they are."""
+
+    def copy(self, name: str, array: Any) -> None:
+        """Copy what was read into an array."""
+
+
+class _Straight:
+    """A tensor that is read into place: from where, to where, and what its checksum is."""
+
+    def __init__(self, name: str, memory: Any, path: str, offset: int, checksum: Any) -> None:
+        self.name = name
+        self.memory = memory
+        self.path = path
+        self.offset = offset
+        self.checksum = checksum
+
+
+class IntoPlan:
+    """A load into arrays, with everything compared that can be before the first byte is read.
+
+    Attributes
+    ----------
+    found : set of str
+        Arrays that are loaded.
+    unexpected : list of str
+        Tensors of the files that there is no array for.
+    """
+
+    def __init__(self, places: Places, source: Source, frame: Frame, wish: Wish) -> None:
+        self._places = places
+        self._frame = frame
+        self._wish = wish
+        self.found: set[str] = set()
+        self.unexpected: list[str] = []
+        self._straight: list[_Straight] = []
+        self._copied: dict[str, list[str]] = {}
+        everything = _forebay.plan_load(parse_source(source), None)
+        names = [name for name, _, _ in everything.tensors]
+        chosen = set(select(names, wish.keys) or names)
+        self._taken: list[tuple[int, int]] = []
+        problems: list[str] = []
+        for path in everything.files:
+            header = _forebay.read_header(path)
+            for name in header.names:
+                if name in chosen:
+                    self._place(path, header, name, problems)
+        if problems:
+            raise InvalidInputError("; ".join(problems))
+
+    def _place(self, path: str, header: Any, name: str, problems: list[str]) -> None:
+        dtype, extents, start, _ = header.get(name)
+        here = self._places.shape(name)
+        if here is None:
+            self.unexpected.append(name)
+            return
+        if here != tuple(extents):
+            problems.append(f"{name!r} has shape {tuple(extents)} in {path} and {here} here")
+            return
+        problem = self._places.problem(name)
+        if problem is not None:
+            problems.append(f"{name!r} {problem}")
+            return
+        self._frame.check(dtype)
+        self.found.add(name)
+        memory = self._places.memory(name, dtype)
+        if memory is None or not self._take(memory):
+            self._copied.setdefault(path, []).append(name)
+            return
+        checksum = header.checksum(name) if self._wish.verify else None
+        item = _Straight(name, memory, path, header.data_start + start, checksum)
+        self._straight.append(item)
+
+    def _take(self, memory: Any) -> bool:
+        """Whether no other tensor is read into the same memory: the order would be by chance."""
+        begin = memory.__array_interface__["data"][0]
+        end = begin + memory.nbytes
+        place = bisect.bisect(self._taken, (begin, end))
+        before = self._taken[place - 1][1] if place else 0
+        after = self._taken[place][0] if place < len(self._taken) else end
+        if begin == end:
+            return True
+        if before > begin or after < end:
+            return False
+        self._taken.insert(place, (begin, end))
+        return True
+
+    def run(self, handle: Handle | None) -> None:
+        """Load."""
+        handle = shared_handle() if handle is None else handle
+        self._read(handle)
+        for path, names in self._copied.items():
+            wish = Wish(names, None, "cpu", self._wish.verify, self._wish.budget)
+            with TensorStream(path, self._frame, wish, handle) as stream:
+                for name, array in stream:
+                    self._places.copy(name, array)
+
+    def _read(self, handle: Handle) -> None:
+        under_way: deque[tuple[Operation, list[_Straight]]] = deque()
+        try:
+            for batch in _batches(self._straight):
+                items = [(item.memory, item.path, item.offset) for item in batch]
+                under_way.append((handle.load_many_async(items), batch))
+                if len(under_way) >= _BATCHES_AHEAD:
+                    _finish(*under_way.popleft())
+            while under_way:
+                _finish(*under_way.popleft())
+        finally:
+            # After a failure: what is under way writes to memory of the caller's.
+            for operation, _ in under_way:
+                operation.cancel()
+            for operation, _ in under_way:
+                with contextlib.suppress(ForebayError):
+                    operation.wait()
+
+
+def load_into(places: Places, source: Source, frame: Frame, wish: Wish) -> IntoPlan:
+    """Return a load into arrays, planned and compared."""
+    return IntoPlan(places, source, frame, wish)
+
+
+def _batches(items: list[_Straight]) -> Any:
+    batch: list[_Straight] = []
+    length = 0
+    for item in items:
+        batch.append(item)
+        length += item.memory.nbytes
+        if length >= _BATCH_BYTES:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch
+
+
+def _finish(operation: Operation, batch: list[_Straight]) -> None:
+    operation.wait()
+    for item in batch:
+        if item.checksum is not None and _forebay.crc32c(item.memory) != item.checksum:
+            raise TensorFileError(
+                f"the bytes of tensor {item.name!r} in {item.path} aren't those that were saved",
+                filename=item.path,
+                operation="load",
+            )

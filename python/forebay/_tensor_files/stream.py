@@ -1,0 +1,123 @@
+"""Streams of tensors within a budget of memory.
+
+The core reads ahead as far as the budget has room, and the budget has room again when a tensor
+that was handed out is no longer held; so nothing that is held is ever overwritten. What is cast
+is in memory of a share of the budget of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from forebay import _forebay
+from forebay._arguments import parse_size
+from forebay._tensor_files.cast import cast_code, padded, parse_cast
+from forebay._tensor_files.frame import BITS, byte_count
+from forebay._tensor_files.select import parse_source, select
+from forebay._tensor_files.shared import core_of, shared_handle
+from forebay.errors import ClosedError, OutOfMemoryError
+from forebay.memory import Pool
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from forebay._tensor_files.frame import Frame
+    from forebay._tensor_files.load import Wish
+    from forebay._tensor_files.select import Source
+    from forebay.handle import Handle
+
+__all__ = ["DEFAULT_BUDGET", "TensorStream"]
+
+DEFAULT_BUDGET = "1GiB"
+"""Memory of a stream if nothing else is said."""
+
+
+class TensorStream:
+    """Iterates over ``(name, tensor)`` within a budget of host memory.
+
+    A tensor is valid for as long as it, or a view of it, is held. What is held counts against the
+    budget: where the consumer holds so much that the next tensor has no room, it is an
+    ``OutOfMemoryError``, not a wait for ever.
+
+    It can be iterated once, from any number of threads, each tensor going to one of them, and is a
+    context manager; leaving it, or :meth:`close`, ends the reading, and leaves tensors that are
+    held as they are.
+    """
+
+    def __init__(self, source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> None:
+        handle = shared_handle() if handle is None else handle
+        self._frame = frame
+        self._device = frame.parse_device(wish.device)
+        self._target = None if wish.dtype is None else parse_cast(frame, wish.dtype)
+        parsed = parse_source(source)
+        planned = _forebay.plan_load(parsed, None)
+        names = select([name for name, _, _ in planned.tensors], wish.keys)
+        wanted = None if names is None else set(names)
+        chosen = [entry for entry in planned.tensors if wanted is None or entry[0] in wanted]
+        for _, dtype, _ in chosen:
+            frame.check(dtype)
+        budget = parse_size(DEFAULT_BUDGET if wish.budget is None else wish.budget, "budget")
+        self._pool, budget = self._share(budget, chosen)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._core = _forebay.TensorStream(core_of(handle), parsed, names, budget, wish.verify)
+
+    def _share(self, budget: int, chosen: list[tuple[str, str, Any]]) -> tuple[Pool | None, int]:
+        """Set a share of the budget aside for what is cast in host memory."""
+        casts = [
+            (byte_count(dtype, shape), padded(self._target, shape), BITS[self._target] / BITS[dtype])
+            for _, dtype, shape in chosen
+            if self._target is not None and cast_code(dtype, self._target) != dtype
+        ]
+        if not casts or self._device is not None:
+            return None, budget
+        growth = max(ratio for _, _, ratio in casts)
+        share = int(budget * growth / (1 + growth))
+        stored, largest = max((stored, cast) for stored, cast, _ in casts)
+        if largest > share or stored > budget - share:
+            raise OutOfMemoryError(
+                f"the largest tensor takes {stored} bytes in the file and {largest} cast, both at "
+                f"once, and the budget is {budget}, of which {share} are for what is cast: raise "
+                "it, or don't cast",
+                wanted=stored + largest,
+            )
+        return Pool(share, lock=False), budget - share
+
+    def __iter__(self) -> TensorStream:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        if self._closed:
+            raise ClosedError("the stream is closed: open another")
+        name, dtype, extents, buffer, offset = next(self._core)
+        import numpy as np
+
+        shape = tuple(extents)
+        memory = np.asarray(buffer)[offset : offset + byte_count(dtype, shape)]
+        array = self._frame.over(memory, dtype, shape)
+        code = cast_code(dtype, self._target)
+        if self._device is not None:
+            return name, self._frame.move(array, self._device, code)
+        if code == dtype or self._pool is None:
+            return name, array
+        room = self._pool.empty(byte_count(code, shape))
+        target = self._frame.over(room, code, shape)
+        self._frame.copy(target, array)
+        return name, target
+
+    def close(self) -> None:
+        """End the reading. Tensors that are held stay valid; calling it again does nothing."""
+        self._closed = True
+        self._core.close()
+
+    def __enter__(self) -> TensorStream:  # noqa: PYI034 (typing.Self is in 3.11)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
