@@ -60,4 +60,9 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
             f"the bytes of a tensor of shape {tuple(tensor.shape)} were asked for, but it isn't "
             "contiguous: call .contiguous() first"
         )
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    item_bytes = tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    # Not a view as bytes: that is refused for one item with whatever stride.
+    return flat.set_(  # type: ignore[call-overload,no-any-return]
+        tensor.untyped_storage(), tensor.storage_offset() * item_bytes, (tensor.numel() * item_bytes,)
+    )
