@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay import _forebay
 from forebay._tensor_files.load import Wish
-from forebay._tensor_files.select import parse_source, select
 from forebay._tensor_files.shared import shared_handle
+from forebay._tensor_files.source import OpenSource
 from forebay._tensor_files.stream import TensorStream
-from forebay.errors import ForebayError, InvalidInputError, TensorFileError
+from forebay.errors import ForebayError, InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
     from forebay._tensor_files.frame import Frame
     from forebay._tensor_files.select import Source
+    from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
     from forebay.operation import Operation
 
@@ -52,10 +53,19 @@ class Places(Protocol):
 class _Straight:
     """A tensor that is read into place: from where, to where, and what its checksum is."""
 
-    def __init__(self, name: str, memory: Any, path: str, offset: int, checksum: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        memory: Any,
+        path: str,
+        descriptor: int,
+        offset: int,
+        checksum: int | None,
+    ) -> None:
         self.name = name
         self.memory = memory
         self.path = path
+        self.descriptor = descriptor
         self.offset = offset
         self.checksum = checksum
 
@@ -78,42 +88,37 @@ class IntoPlan:
         self.found: set[str] = set()
         self.unexpected: list[str] = []
         self._straight: list[_Straight] = []
-        self._copied: dict[str, list[str]] = {}
-        everything = _forebay.plan_load(parse_source(source), None)
-        names = [name for name, _, _ in everything.tensors]
-        chosen = set(select(names, wish.keys) or names)
+        self._copied: list[str] = []
         self._taken: list[tuple[int, int]] = []
+        self._source = OpenSource(source)
         problems: list[str] = []
-        for path in everything.files:
-            header = _forebay.read_header(path)
-            for name in header.names:
-                if name in chosen:
-                    self._place(path, header, name, problems)
+        for entry in self._source.entries(wish.keys):
+            self._place(entry, problems)
         if problems:
             raise InvalidInputError("; ".join(problems))
 
-    def _place(self, path: str, header: Any, name: str, problems: list[str]) -> None:
-        dtype, extents, start, _ = header.get(name)
+    def _place(self, entry: Entry, problems: list[str]) -> None:
+        name = entry.name
         here = self._places.shape(name)
         if here is None:
             self.unexpected.append(name)
             return
-        if here != tuple(extents):
-            problems.append(f"{name!r} has shape {tuple(extents)} in {path} and {here} here")
-            return
+        path = self._source.paths[entry.file]
         problem = self._places.problem(name)
+        if here != entry.shape:
+            problem = f"has shape {entry.shape} in {path} and {here} here"
         if problem is not None:
             problems.append(f"{name!r} {problem}")
             return
-        self._frame.check(dtype)
+        self._frame.check(entry.dtype)
         self.found.add(name)
-        memory = self._places.memory(name, dtype)
+        memory = self._places.memory(name, entry.dtype)
         if memory is None or not self._take(memory):
-            self._copied.setdefault(path, []).append(name)
+            self._copied.append(name)
             return
-        checksum = header.checksum(name) if self._wish.verify else None
-        item = _Straight(name, memory, path, header.data_start + start, checksum)
-        self._straight.append(item)
+        checksum = self._source.headers[entry.file].checksum(name) if self._wish.verify else None
+        descriptor = self._source.descriptors[entry.file]
+        self._straight.append(_Straight(name, memory, path, descriptor, entry.offset, checksum))
 
     def _take(self, memory: Any) -> bool:
         """Whether no other tensor is read into the same memory: the order would be by chance."""
@@ -133,17 +138,20 @@ class IntoPlan:
         """Load."""
         handle = shared_handle() if handle is None else handle
         self._read(handle)
-        for path, names in self._copied.items():
-            wish = Wish(names, None, "cpu", self._wish.verify, self._wish.budget)
-            with TensorStream(path, self._frame, wish, handle) as stream:
-                for name, array in stream:
-                    self._places.copy(name, array)
+        if not self._copied:
+            return
+        wish = Wish(self._copied, verify=self._wish.verify, budget=self._wish.budget)
+        with TensorStream(self._source, self._frame, wish, handle) as stream:
+            for name, array in stream:
+                self._places.copy(name, array)
+                # Before the next is asked for: the budget has room for it then.
+                del array
 
     def _read(self, handle: Handle) -> None:
         under_way: deque[tuple[Operation, list[_Straight]]] = deque()
         try:
             for batch in _batches(self._straight):
-                items = [(item.memory, item.path, item.offset) for item in batch]
+                items = [(item.memory, item.descriptor, item.offset) for item in batch]
                 under_way.append((handle.load_many_async(items), batch))
                 if len(under_way) >= _BATCHES_AHEAD:
                     _finish(*under_way.popleft())
@@ -180,7 +188,7 @@ def _finish(operation: Operation, batch: list[_Straight]) -> None:
     operation.wait()
     for item in batch:
         if item.checksum is not None and _forebay.crc32c(item.memory) != item.checksum:
-            raise TensorFileError(
+            raise MismatchError(
                 f"the bytes of tensor {item.name!r} in {item.path} aren't those that were saved",
                 filename=item.path,
                 operation="load",

@@ -14,12 +14,12 @@ from forebay import _forebay
 from forebay._arguments import parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import byte_count
-from forebay._tensor_files.select import parse_source, select
 from forebay._tensor_files.shared import core_of, shared_handle
+from forebay._tensor_files.source import OpenSource
 from forebay.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from forebay._tensor_files.frame import Frame
     from forebay._tensor_files.select import Keys, Source
@@ -29,6 +29,9 @@ __all__ = ["LoadPlan", "Wish", "load", "plan", "straight"]
 
 _WINDOW_BYTES = 256 << 20
 """Memory that what is cast or goes to a device streams through, unless one tensor needs more."""
+
+_TENSORS_AHEAD = 2
+"""How many of the longest tensor the window has room for: one is cast while the next is read."""
 
 
 @dataclass(frozen=True)
@@ -80,91 +83,89 @@ class Wish:
 class _Work:
     """A load, planned: what is loaded as it is, what streams, and what both take."""
 
-    def __init__(self, source: Source, frame: Frame, wish: Wish) -> None:
+    def __init__(self, source: Source, frame: Frame, wish: Wish, handle: Handle) -> None:
         self.frame = frame
         self.wish = wish
-        self.source = parse_source(source)
-        self.target = None if wish.dtype is None else parse_cast(frame, wish.dtype)
+        self.core = core_of(handle)
         self.device = frame.parse_device(wish.device)
-        everything = _forebay.plan_load(self.source, None)
-        names = select([name for name, _, _ in everything.tensors], wish.keys)
-        self.names = names
-        wanted = None if names is None else set(names)
-        self.streamed: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.target = None if wish.dtype is None else parse_cast(frame, wish.dtype)
+        self.source = OpenSource(source)
+        self.entries = self.source.entries(wish.keys)
         self.straight: list[str] = []
-        self.out_bytes = 0
+        self.codes: dict[str, str] = {}
         longest = 0
-        for name, dtype, shape in everything.tensors:
-            if wanted is not None and name not in wanted:
-                continue
-            frame.check(dtype)
-            code = cast_code(dtype, self.target)
-            self.out_bytes += byte_count(code, shape)
-            if self.device is not None or code != dtype:
-                self.streamed[name] = (code, tuple(shape))
-                longest = max(longest, byte_count(dtype, shape))
+        for entry in self.entries:
+            frame.check(entry.dtype)
+            code = cast_code(entry.dtype, self.target)
+            if self.device is None and code == entry.dtype:
+                self.straight.append(entry.name)
             else:
-                self.straight.append(name)
-        self.window_bytes = 0 if not self.streamed else max(_WINDOW_BYTES, 2 * longest)
-        self._count(everything)
+                self.codes[entry.name] = code
+                longest = max(longest, byte_count(entry.dtype, entry.shape))
+        self.cast_bytes = 0 if self.device is not None else self._out_bytes(self.codes, padded)
+        self.stream_bytes = max(_WINDOW_BYTES, _TENSORS_AHEAD * longest)
+        self.plan = self._plan()
 
-    def _count(self, everything: Any) -> None:
-        everything_is_straight = self.names is None and not self.streamed
-        straight = (
-            everything
-            if everything_is_straight
-            else _forebay.plan_load(self.source, self.straight)
-        )
-        passing = _forebay.plan_load(self.source, list(self.streamed))
-        self.cast_bytes = (
-            0 if self.device is not None else sum(padded(code, shape) for code, shape in self.streamed.values())
-        )
-        self.window_bytes = min(self.window_bytes, passing.region_bytes)
-        kept = straight.region_bytes + self.cast_bytes
-        self.plan = LoadPlan(
-            files=tuple(everything.files),
-            tensors=len(self.straight) + len(self.streamed),
-            tensor_bytes=self.out_bytes,
-            read_bytes=straight.read_bytes + passing.read_bytes,
-            peak_bytes=max(straight.peak_bytes, kept + self.window_bytes),
+    def _plan(self) -> LoadPlan:
+        straight = self._core_plan(self.straight)
+        passing = self._core_plan(list(self.codes))
+        staging_bytes = straight["peak_bytes"] - straight["region_bytes"]
+        self.stream_bytes += staging_bytes
+        window_bytes = min(self.stream_bytes - staging_bytes, passing["region_bytes"])
+        kept = straight["region_bytes"] + self.cast_bytes
+        planned = LoadPlan(
+            files=tuple(self.source.paths),
+            tensors=len(self.entries),
+            tensor_bytes=self._out_bytes(None, byte_count),
+            read_bytes=straight["read_bytes"] + passing["read_bytes"],
+            peak_bytes=kept + window_bytes + staging_bytes,
             kept_bytes=kept,
         )
         if self.wish.budget is not None:
-            refuse_beyond(self.plan, parse_size(self.wish.budget, "budget"))
+            refuse_beyond(planned, parse_size(self.wish.budget, "budget"))
+        return planned
+
+    def _core_plan(self, names: list[str]) -> dict[str, int]:
+        return _forebay.plan_load(self.core, self.source.core, names, None)
+
+    def _out_bytes(self, names: Any, count: Callable[[str, tuple[int, ...]], int]) -> int:
+        """Return what tensors take as they are handed out."""
+        return sum(
+            count(cast_code(entry.dtype, self.target), entry.shape)
+            for entry in self.entries
+            if names is None or entry.name in names
+        )
 
 
-def plan(source: Source, frame: Frame, wish: Wish) -> LoadPlan:
+def plan(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> LoadPlan:
     """Return what a load takes, without reading more than the headers."""
-    return _Work(source, frame, wish).plan
+    return _Work(source, frame, wish, shared_handle() if handle is None else handle).plan
 
 
 def load(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> dict[str, Any]:
     """Return the tensors that are asked for, by name, in the order of the files."""
     handle = shared_handle() if handle is None else handle
-    plain = wish.keys is None and wish.dtype is None and wish.budget is None
-    if plain and frame.parse_device(wish.device) is None:
-        return dict(straight(parse_source(source), frame, None, wish.verify, handle))
-    work = _Work(source, frame, wish)
+    work = _Work(source, frame, wish, handle)
     found: dict[str, Any] = {}
     if work.straight:
         found.update(straight(work.source, frame, work.straight, wish.verify, handle))
-    if work.streamed:
+    if work.codes:
         found.update(_streamed(work, handle))
-    return found
+    return {entry.name: found[entry.name] for entry in work.entries}
 
 
 def straight(
-    source: str | list[str], frame: Frame, names: list[str] | None, verify: bool, handle: Handle
+    source: OpenSource, frame: Frame, names: list[str] | None, verify: bool, handle: Handle
 ) -> Iterable[tuple[str, Any]]:
     """Return tensors as they are in the files, over regions that few large reads have filled."""
     import numpy as np
 
-    regions, tensors = _forebay.load_tensors(core_of(handle), source, names, verify)
+    regions, tensors = _forebay.load_tensors(core_of(handle), source.core, names, verify, None)
     memories = [np.asarray(region) for region in regions]
-    for name, dtype, shape, region, offset in tensors:
-        extents = tuple(shape)
-        memory = memories[region][offset : offset + byte_count(dtype, extents)]
-        yield name, frame.over(memory, dtype, extents)
+    for name, dtype, extents, region, offset in tensors:
+        shape = tuple(extents)
+        memory = memories[region][offset : offset + byte_count(dtype, shape)]
+        yield name, frame.over(memory, dtype, shape)
 
 
 def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
@@ -174,19 +175,19 @@ def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
     room = None if work.device is not None else handle.empty(work.cast_bytes)
     begin = 0
     stream = _forebay.TensorStream(
-        core_of(handle), work.source, list(work.streamed), work.window_bytes, work.wish.verify
+        work.core, work.source.core, list(work.codes), work.stream_bytes, work.wish.verify
     )
-    for name, dtype, shape, buffer, offset in stream:
-        extents = tuple(shape)
-        memory = np.asarray(buffer)[offset : offset + byte_count(dtype, extents)]
-        array = frame.over(memory, dtype, extents)
-        code, _ = work.streamed[name]
+    for name, dtype, extents, buffer, offset in stream:
+        shape = tuple(extents)
+        memory = np.asarray(buffer)[offset : offset + byte_count(dtype, shape)]
+        array = frame.over(memory, dtype, shape)
+        code = work.codes[name]
         if room is None:
             yield name, frame.move(array, work.device, code)
         else:
-            target = frame.over(room[begin : begin + byte_count(code, extents)], code, extents)
+            target = frame.over(room[begin : begin + byte_count(code, shape)], code, shape)
             frame.copy(target, array)
-            begin += padded(code, extents)
+            begin += padded(code, shape)
             yield name, target
         # Before the next is asked for: the window has room for it then.
         del array, memory, buffer

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from forebay._tensor_files.frame import Frame, View
     from forebay._tensor_files.select import Path
+    from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
 __all__ = ["TensorSlice", "check_backend", "safe_open"]
@@ -78,20 +79,21 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
     def get_tensor(self, name: str) -> Any:
         """Return a tensor."""
         file = self._open()
-        dtype, _ = file.facts(name)
+        dtype = file.entry(name).dtype
         return self._placed(file.whole(self._frame, name), dtype)
 
     def get_tensors(self) -> dict[str, Any]:
         """Return all tensors, in the order in which they are in the file."""
         file = self._open()
+        for name in file.header.names:
+            self._frame.check(file.entry(name).dtype)
         found = file.some(self._frame, None)
-        return {name: self._placed(array, file.facts(name)[0]) for name, array in found}
+        return {name: self._placed(array, file.entry(name).dtype) for name, array in found}
 
     def get_slice(self, name: str) -> TensorSlice:
         """Return what can be indexed for a part of a tensor, and reads that part."""
         file = self._open()
-        dtype, shape = file.facts(name)
-        return TensorSlice(file, self._frame, self._device, name, dtype, shape)
+        return TensorSlice(file, self._frame, self._device, file.entry(name))
 
     def _open(self) -> OpenFile:
         if self._closed:
@@ -125,16 +127,14 @@ class TensorSlice:
         file: OpenFile,
         frame: Frame,
         device: Any | None,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
+        entry: Entry,
     ) -> None:
         self._file = file
         self._frame = frame
         self._device = device
-        self._name = name
-        self._dtype = dtype
-        self._shape = shape
+        self._name = entry.name
+        self._dtype = entry.dtype
+        self._shape = entry.shape
 
     def get_shape(self) -> list[int]:
         """Return the shape of the whole tensor."""

@@ -9,7 +9,7 @@ from forebay import _forebay
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.select import parse_path
 from forebay._tensor_files.shared import core_of, shared_handle
-from forebay.errors import InvalidInputError, TensorFileError
+from forebay.errors import InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,6 +104,6 @@ def deserialize(data: Any, frame: Frame, verify: bool) -> dict[str, Any]:
         memory = np.frombuffer(data, np.uint8, end - start, begin + start).copy()
         expected = header.checksum(name) if verify else None
         if expected is not None and _forebay.crc32c(memory) != expected:
-            raise TensorFileError(f"the bytes of tensor {name!r} aren't those that were saved")
+            raise MismatchError(f"the bytes of tensor {name!r} aren't those that were saved")
         found[name] = frame.over(memory, dtype, tuple(extents))
     return found

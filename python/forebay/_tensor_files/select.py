@@ -68,6 +68,8 @@ def select(names: Sequence[str], keys: Keys) -> list[str] | None:
             raise InvalidInputError(f"the function picks none of {_sample(names)}")
         return chosen
     patterns = [keys] if isinstance(keys, str) else list(keys)
+    if not patterns:
+        raise InvalidInputError(f"no pattern is given for {_sample(names)}")
     known = set(names)
     wanted: set[str] = set()
     for pattern in patterns:

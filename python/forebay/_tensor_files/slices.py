@@ -105,7 +105,7 @@ def runs_of(view: View, item_bytes: int, begin: int) -> Runs:
     return Runs(begin + view.offset * item_bytes, tuple(axes), tuple(inner), run)
 
 
-def read_view(handle: Handle, path: str, view: View, item_bytes: int, begin: int) -> Any:
+def read_view(handle: Handle, file: int, view: View, item_bytes: int, begin: int) -> Any:
     """Return the items of a view of a file, one after the other, as bytes in pinned memory."""
     length = math.prod(view.sizes) * item_bytes
     result = handle.empty(length)
@@ -113,10 +113,10 @@ def read_view(handle: Handle, path: str, view: View, item_bytes: int, begin: int
         return result
     runs = runs_of(view, item_bytes, begin)
     if runs.inner:
-        _pick(handle, path, runs, result)
+        _pick(handle, file, runs, result)
         return result
     items = (
-        (result[index * runs.item_bytes : (index + 1) * runs.item_bytes], path, start)
+        (result[index * runs.item_bytes : (index + 1) * runs.item_bytes], file, start)
         for index, start in enumerate(runs.starts())
     )
     while batch := list(itertools.islice(items, _ITEMS_PER_REQUEST)):
@@ -124,7 +124,7 @@ def read_view(handle: Handle, path: str, view: View, item_bytes: int, begin: int
     return result
 
 
-def _pick(handle: Handle, path: str, runs: Runs, result: np.ndarray[Any, Any]) -> None:
+def _pick(handle: Handle, file: int, runs: Runs, result: np.ndarray[Any, Any]) -> None:
     """Read runs with what lies between their items, and copy the items out."""
     (size, step), *rest = runs.inner
     row_bytes = runs.item_bytes + sum((extent - 1) * stride for extent, stride in rest)
@@ -136,7 +136,7 @@ def _pick(handle: Handle, path: str, runs: Runs, result: np.ndarray[Any, Any]) -
         for first in range(0, size, rows_per_piece):
             rows = min(rows_per_piece, size - first)
             piece = scratch[: (rows - 1) * step + row_bytes]
-            handle.load(piece, path, start + first * step)
+            handle.load(piece, file, start + first * step)
             wanted = _strided(piece, [(rows, step), *rest], runs.item_bytes)
             target = result[done : done + rows * row_items]
             target.reshape(wanted.shape)[...] = wanted

@@ -7,15 +7,14 @@ is in memory of a share of the budget of its own.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
 from forebay._arguments import parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import BITS, byte_count
-from forebay._tensor_files.select import parse_source, select
 from forebay._tensor_files.shared import core_of, shared_handle
+from forebay._tensor_files.source import OpenSource
 from forebay.errors import ClosedError, OutOfMemoryError
 from forebay.memory import Pool
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from forebay._tensor_files.frame import Frame
     from forebay._tensor_files.load import Wish
     from forebay._tensor_files.select import Source
+    from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
 __all__ = ["DEFAULT_BUDGET", "TensorStream"]
@@ -45,30 +45,34 @@ class TensorStream:
     held as they are.
     """
 
-    def __init__(self, source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> None:
+    def __init__(
+        self, source: Source | OpenSource, frame: Frame, wish: Wish, handle: Handle | None
+    ) -> None:
         handle = shared_handle() if handle is None else handle
+        core = core_of(handle)
         self._frame = frame
         self._device = frame.parse_device(wish.device)
         self._target = None if wish.dtype is None else parse_cast(frame, wish.dtype)
-        parsed = parse_source(source)
-        planned = _forebay.plan_load(parsed, None)
-        names = select([name for name, _, _ in planned.tensors], wish.keys)
-        wanted = None if names is None else set(names)
-        chosen = [entry for entry in planned.tensors if wanted is None or entry[0] in wanted]
-        for _, dtype, _ in chosen:
-            frame.check(dtype)
+        opened = source if isinstance(source, OpenSource) else OpenSource(source)
+        entries = opened.entries(wish.keys)
+        for entry in entries:
+            frame.check(entry.dtype)
         budget = parse_size(DEFAULT_BUDGET if wish.budget is None else wish.budget, "budget")
-        self._pool, budget = self._share(budget, chosen)
-        self._lock = threading.Lock()
+        self._pool, budget = self._share(budget, entries)
         self._closed = False
-        self._core = _forebay.TensorStream(core_of(handle), parsed, names, budget, wish.verify)
+        names = [entry.name for entry in entries]
+        self._core = _forebay.TensorStream(core, opened.core, names, budget, wish.verify)
 
-    def _share(self, budget: int, chosen: list[tuple[str, str, Any]]) -> tuple[Pool | None, int]:
+    def _share(self, budget: int, entries: list[Entry]) -> tuple[Pool | None, int]:
         """Set a share of the budget aside for what is cast in host memory."""
         casts = [
-            (byte_count(dtype, shape), padded(self._target, shape), BITS[self._target] / BITS[dtype])
-            for _, dtype, shape in chosen
-            if self._target is not None and cast_code(dtype, self._target) != dtype
+            (
+                byte_count(entry.dtype, entry.shape),
+                padded(self._target, entry.shape),
+                BITS[self._target] / BITS[entry.dtype],
+            )
+            for entry in entries
+            if self._target is not None and cast_code(entry.dtype, self._target) != entry.dtype
         ]
         if not casts or self._device is not None:
             return None, budget

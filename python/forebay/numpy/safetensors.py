@@ -50,10 +50,16 @@ def load_file(
 
 
 def plan_load(
-    filename: Source, *, keys: Keys = None, dtype: Any = None, budget: int | str | None = None
+    filename: Source,
+    *,
+    keys: Keys = None,
+    dtype: Any = None,
+    budget: int | str | None = None,
+    handle: Handle | None = None,
 ) -> LoadPlan:
     """Say what a :func:`load_file` takes, from the headers alone."""
-    return loading.plan(filename, FRAME, Wish(keys=keys, dtype=dtype, budget=budget))
+    wish = Wish(keys=keys, dtype=dtype, budget=budget)
+    return loading.plan(filename, FRAME, wish, handle)
 
 
 def stream(

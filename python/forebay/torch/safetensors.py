@@ -67,8 +67,9 @@ def load_file(
     Raises
     ------
     TensorFileError
-        A file isn't as the format has it, or its bytes aren't those that were saved. The message
-        names the file and the tensor.
+        A file isn't as the format has it.
+    MismatchError
+        The bytes of a tensor aren't those that were saved; the message names it and the file.
     OutOfMemoryError
         It takes more than the budget, with the numbers (also a ``MemoryError``).
     InvalidInputError
@@ -88,12 +89,13 @@ def plan_load(
     keys: Keys = None,
     dtype: Any = None,
     budget: int | str | None = None,
+    handle: Handle | None = None,
 ) -> LoadPlan:
     """Say what a :func:`load_file` takes, from the headers alone.
 
     Parameters
     ----------
-    filename, device, keys, dtype, budget
+    filename, device, keys, dtype, budget, handle
         As for :func:`load_file`.
 
     Returns
@@ -107,7 +109,7 @@ def plan_load(
         It takes more than the budget, with the numbers (also a ``MemoryError``).
     """
     wish = Wish(keys=keys, dtype=dtype, device=device, budget=budget)
-    return loading.plan(filename, FRAME, wish)
+    return loading.plan(filename, FRAME, wish, handle)
 
 
 def stream(

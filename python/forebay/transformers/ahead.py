@@ -41,7 +41,8 @@ class _AheadFile(OpenFile):
         names: list[str] = []
         length = 0
         for name in self.header.names:
-            bytes_of = byte_count(*self.facts(name))
+            entry = self.entry(name)
+            bytes_of = byte_count(entry.dtype, entry.shape)
             if names and length + bytes_of > _PIECE_BYTES:
                 self._add(names)
                 names, length = [], 0
@@ -55,12 +56,12 @@ class _AheadFile(OpenFile):
 
     def whole(self, frame: Frame, name: str) -> Any:
         """Return a tensor. The second time, it is loaded alone."""
-        self.facts(name)
+        self.entry(name)
         piece = self._pieces[name]
         with piece.lock:
             if piece.loaded is None:
                 for neighbour in piece.names:
-                    frame.check(self.facts(neighbour)[0])
+                    frame.check(self.entry(neighbour).dtype)
                 piece.loaded = dict(self.some(frame, piece.names))
             found = piece.loaded.pop(name, None)
         return super().whole(frame, name) if found is None else found

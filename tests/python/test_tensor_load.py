@@ -1,0 +1,534 @@
+"""Loading of what files have: models in shards, some keys, other types, memory, models."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+import forebay
+import forebay.torch
+from conftest import run_python
+from forebay.errors import InvalidInputError, OutOfMemoryError, TensorFileError
+from reference import answer, assert_identical, random_tensor, read_json, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+THEIRS = safetensors.torch
+OURS = forebay.torch
+MIB = 1 << 20
+
+
+def experts(count: int = 4) -> dict[str, torch.Tensor]:
+    """Return tensors as a mixture of experts names them."""
+    tensors = {"embed.weight": random_tensor((100, 16), torch.bfloat16)}
+    for expert in range(count):
+        for matrix in ("w1", "w2"):
+            name = f"layers.0.experts.{expert}.{matrix}.weight"
+            tensors[name] = random_tensor((32, 17), torch.float32, expert)
+    tensors["norm.count"] = torch.tensor(3)
+    return tensors
+
+
+def save_shards(directory: Path, tensors: dict[str, torch.Tensor], count: int = 3) -> Path:
+    """Save tensors over files in turns, with an index."""
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]
+    weight_map = {}
+    for position, (name, tensor) in enumerate(tensors.items()):
+        shard = position % count
+        shards[shard][name] = tensor
+        weight_map[name] = f"model-{shard + 1:05}-of-{count:05}.safetensors"
+    for shard, contents in enumerate(shards):
+        OURS.save_file(contents, directory / f"model-{shard + 1:05}-of-{count:05}.safetensors")
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return index
+
+
+def assert_holds(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert_identical(found[name], tensor)
+
+
+# Sources
+
+
+def test_a_sharded_model_is_loaded_by_directory_index_or_files(tmp_path: Path) -> None:
+    tensors = experts()
+    index = save_shards(tmp_path, tensors)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    for source in (tmp_path, str(tmp_path), index, files, [str(file) for file in files]):
+        assert_holds(OURS.load_file(source), tensors)
+        assert_holds(dict(OURS.stream(source)), tensors)
+        assert OURS.plan_load(source).tensors == len(tensors)
+    assert sorted(OURS.plan_load(tmp_path).files) == [str(file) for file in files]
+
+
+def test_a_directory_of_one_file_is_loaded(tmp_path: Path) -> None:
+    OURS.save_file(experts(), tmp_path / "model.safetensors")
+    assert_holds(OURS.load_file(tmp_path), experts())
+
+
+def test_files_without_an_index_are_loaded_together(tmp_path: Path) -> None:
+    tensors = experts()
+    save_shards(tmp_path, tensors).unlink()
+    assert_holds(OURS.load_file(tmp_path), tensors)
+
+
+def test_an_index_that_doesnt_fit_its_files_is_refused(tmp_path: Path) -> None:
+    index = save_shards(tmp_path, experts())
+    right = json.loads(index.read_text())
+    first = tmp_path / "model-00001-of-00003.safetensors"
+
+    def refused(change: Callable[[dict[str, Any]], Any]) -> str:
+        wrong = json.loads(json.dumps(right))
+        change(wrong["weight_map"])
+        index.write_text(json.dumps(wrong))
+        well, error = answer(lambda: OURS.load_file(tmp_path))
+        assert not well
+        assert isinstance(error, forebay.ForebayError), repr(error)
+        return str(error)
+
+    assert "gone.safetensors" in refused(lambda map_: map_.update({"norm.count": "gone.safetensors"}))
+    assert "never" in refused(lambda map_: map_.update({"never": first.name}))
+    secret = tmp_path.parent / "elsewhere.safetensors"
+    OURS.save_file({"norm.count": torch.tensor(3)}, secret)
+    for path in (f"../{secret.name}", str(secret)):
+        refused(lambda map_, path=path: map_.update({"norm.count": path}))
+    index.write_text("{")
+    assert not answer(lambda: OURS.load_file(tmp_path))[0]
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    save_shards(tmp_path, experts())
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(OSError, match="model-00002-of-00003"):
+        OURS.load_file(tmp_path)
+
+
+def test_one_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    OURS.save_file({"x": torch.ones(2)}, tmp_path / "a.safetensors")
+    OURS.save_file({"x": torch.ones(2)}, tmp_path / "b.safetensors")
+    with pytest.raises(forebay.ForebayError, match="x"):
+        OURS.load_file([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+
+
+# Keys
+
+
+def test_one_ranks_experts_are_loaded_and_the_rest_isnt_read(tmp_path: Path) -> None:
+    tensors = {f"e.{rank}.w": random_tensor((MIB,), torch.float32, rank) for rank in range(8)}
+    path = tmp_path / "x.safetensors"
+    OURS.save_file(tensors, path)
+    wanted = {name: tensors[name] for name in ("e.2.w", "e.6.w")}
+    for keys in (["e.2.*", "e.6.*"], "e.[26].w", lambda name: name[2] in "26", list(wanted)):
+        with forebay.Handle() as handle:
+            assert_holds(OURS.load_file(path, keys=keys, handle=handle), wanted)
+            read = handle.stats()["bytes_read"]
+            assert 8 * MIB <= read < 12 * MIB
+        assert OURS.plan_load(path, keys=keys).read_bytes < 12 * MIB
+        assert_holds(dict(OURS.stream(path, keys=keys)), wanted)
+
+
+def test_a_name_with_a_patterns_characters_is_itself(tmp_path: Path) -> None:
+    tensors = {"a[0]": torch.ones(1), "a0": torch.zeros(1), "*": torch.ones(2)}
+    OURS.save_file(tensors, tmp_path / "x.safetensors")
+    assert OURS.load_file(tmp_path / "x.safetensors", keys="a[0]").keys() == {"a[0]"}
+    assert OURS.load_file(tmp_path / "x.safetensors", keys="*").keys() == {"*"}
+    assert OURS.load_file(tmp_path / "x.safetensors", keys="?0").keys() == {"a0"}
+
+
+@pytest.mark.parametrize("keys", ["expert.*", ["norm.*", "typo"], lambda name: False, []])
+def test_keys_that_pick_nothing_are_refused(tmp_path: Path, keys: Any) -> None:
+    OURS.save_file(experts(), tmp_path / "x.safetensors")
+    for ask in (OURS.load_file, OURS.stream, OURS.plan_load):
+        with pytest.raises(InvalidInputError, match=r"embed\.weight"):
+            ask(tmp_path / "x.safetensors", keys=keys)
+
+
+# Types
+
+
+def test_floats_are_cast_as_torch_casts_and_the_rest_stays(tmp_path: Path) -> None:
+    tensors = {
+        "double": torch.linspace(-70000, 70000, 999, dtype=torch.float64),
+        "single": random_tensor((33, 7), torch.float32),
+        "brain": random_tensor((50,), torch.bfloat16),
+        "half": random_tensor((), torch.float16),
+        "eight": random_tensor((16,), torch.float8_e4m3fn),
+        "whole": torch.arange(9),
+        "flag": torch.tensor(True),
+        "none": torch.empty(0, 3),
+        "complex": random_tensor((4,), torch.complex64),
+    }
+    path = tmp_path / "x.safetensors"
+    OURS.save_file(tensors, path)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        wanted = {
+            name: tensor.to(dtype) if name in {"double", "single", "brain", "half", "none"} else tensor
+            for name, tensor in tensors.items()
+        }
+        found = OURS.load_file(path, dtype=dtype)
+        assert_holds(found, wanted)
+        assert_holds(dict(OURS.stream(path, dtype=dtype)), wanted)
+        plan = OURS.plan_load(path, dtype=dtype)
+        assert plan.tensor_bytes == sum(tensor.nbytes for tensor in wanted.values())
+    assert list(found) == list(OURS.load_file(path))
+    assert_holds(OURS.load_file(path, dtype="float64"), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, "float8_e5m2", torch.complex64, torch.complex128])
+def test_casts_to_what_is_no_plain_float_are_refused(tmp_path: Path, dtype: Any) -> None:
+    OURS.save_file(experts(), tmp_path / "x.safetensors")
+    for ask in (OURS.load_file, OURS.stream, OURS.plan_load):
+        with pytest.raises(InvalidInputError):
+            ask(tmp_path / "x.safetensors", dtype=dtype)
+
+
+# Memory
+
+
+def test_a_load_beyond_its_budget_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"x": torch.zeros(3 * MIB, dtype=torch.uint8)}, path)
+    plan = OURS.plan_load(path)
+    assert plan.peak_bytes >= 3 * MIB
+    for ask in (OURS.load_file, OURS.plan_load):
+        with pytest.raises(OutOfMemoryError, match=str(plan.peak_bytes)) as caught:
+            ask(path, budget="3MB")
+        assert "3000000" in str(caught.value)
+        assert caught.value.wanted == plan.peak_bytes
+    assert OURS.load_file(path, budget=plan.peak_bytes)["x"].numel() == 3 * MIB
+
+
+PEAK = """
+    import resource, sys
+    import torch, forebay.torch
+    options = dict({options})
+    path = {path!r}
+    def high_water():
+        lines = open("/proc/self/status").read().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    forebay.torch.load_file({small!r}, **options)
+    plan = forebay.torch.plan_load(path, **options)
+    before = high_water()
+    tensors = forebay.torch.load_file(path, **options)
+    taken = high_water() - before
+    print(plan.peak_bytes, plan.kept_bytes, taken, sum(t.nbytes for t in tensors.values()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", "dtype=torch.float32", "dtype=torch.float16, keys='w.?'"])
+def test_a_load_takes_what_its_plan_says(tmp_path: Path, options: str) -> None:
+    tensors = {f"w.{i}": torch.ones(16 * MIB, dtype=torch.bfloat16) for i in range(12)}
+    OURS.save_file(tensors, tmp_path / "x.safetensors")
+    OURS.save_file({"w.0": torch.ones(100, dtype=torch.bfloat16)}, tmp_path / "s.safetensors")
+    done = run_python(
+        PEAK.format(
+            options=options,
+            path=str(tmp_path / "x.safetensors"),
+            small=str(tmp_path / "s.safetensors"),
+        )
+    )
+    peak, kept, taken, held = map(int, done.stdout.split())
+    assert held <= kept <= peak
+    # Beside the plan: the rings' staging memory, the interpreter, the allocator.
+    assert 0.9 * held < taken < peak + 64 * MIB
+
+
+@pytest.mark.slow
+def test_a_save_takes_little_beside_what_is_saved(tmp_path: Path) -> None:
+    done = run_python(
+        f"""
+        import torch, forebay.torch
+        def high_water():
+            lines = open("/proc/self/status").read().splitlines()
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+        tensors = {{str(i): torch.ones(100 << 20, dtype=torch.uint8) for i in range(8)}}
+        before = high_water()
+        forebay.torch.save_file(tensors, {str(tmp_path / "x.safetensors")!r})
+        print(high_water() - before)
+        """
+    )
+    assert int(done.stdout) < 128 * MIB
+
+
+# Into what is there
+
+
+def test_tensors_are_loaded_into_the_memory_that_is_there(tmp_path: Path) -> None:
+    wanted = experts()
+    save_shards(tmp_path, wanted)
+    target = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in target.items()}
+    assert OURS.load_into(target, tmp_path) == ([], [])
+    assert_holds(target, wanted)
+    assert addresses == {name: tensor.data_ptr() for name, tensor in target.items()}
+
+
+def test_what_cant_be_read_into_place_is_copied_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    wanted = {
+        "strided": random_tensor((40, 30), torch.float32).nan_to_num(0),
+        "cast": torch.linspace(0, 1, 100),
+        "wide": torch.arange(10, dtype=torch.int32),
+        "part": torch.arange(5.0),
+    }
+    OURS.save_file(wanted, path)
+    base = torch.zeros(40, 60)
+    longer = torch.zeros(9)
+    target = {
+        "strided": base[:, ::2],
+        "cast": torch.zeros(100, dtype=torch.bfloat16),
+        "wide": torch.zeros(10, dtype=torch.int64),
+        "part": longer[2:7],
+    }
+    OURS.load_into(target, path)
+    assert torch.equal(base[:, ::2], wanted["strided"])
+    assert torch.equal(base[:, 1::2], torch.zeros(40, 30))
+    assert torch.equal(target["cast"], wanted["cast"].bfloat16())
+    assert torch.equal(target["wide"], wanted["wide"].long())
+    assert longer.tolist() == [0, 0, 0, 1, 2, 3, 4, 0, 0]
+
+
+def test_two_tensors_for_one_memory_are_loaded_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    first, second = torch.zeros(300_000), torch.ones(300_000)
+    OURS.save_file({"a": first, "b": second}, path)
+    memory = torch.full((300_000,), 7.0)
+    OURS.load_into({"a": memory, "b": memory}, path)
+    assert torch.equal(memory, second)
+
+
+def test_nothing_is_loaded_where_shapes_or_names_differ(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"a": torch.ones(3), "b": torch.ones(4)}, path)
+    target = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
+    with pytest.raises(InvalidInputError, match=r"'b'.*\(4,\).*\(2, 2\)"):
+        OURS.load_into(target, path)
+    for other in ({"a": torch.zeros(3)}, {"a": torch.zeros(3), "b": torch.zeros(4), "c": torch.zeros(1)}):
+        with pytest.raises(RuntimeError, match="'[bc]'"):
+            OURS.load_into(other, path)
+        assert torch.equal(other["a"], torch.zeros(3))
+    assert OURS.load_into({"a": target["a"], "c": torch.zeros(1)}, path, strict=False) == (
+        ["c"],
+        ["b"],
+    )
+    assert torch.equal(target["a"], torch.ones(3))
+    with pytest.raises(InvalidInputError, match="to_empty"):
+        OURS.load_into({"a": torch.zeros(3, device="meta")}, path, keys="a")
+
+
+class Tied(torch.nn.Module):
+    """A model whose head is its embedding."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 8)
+        self.body = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, 50, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+
+def test_a_module_is_loaded_into_with_its_tied_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    model, target = Tied(), Tied()
+    OURS.save_model(model, path)
+    memory = target.embed.weight.data_ptr()
+    assert OURS.load_into(target, path) == ([], [])
+    assert target.head.weight.data_ptr() == target.embed.weight.data_ptr() == memory
+    assert_holds(dict(target.state_dict()), dict(model.state_dict()))
+    assert target.body.weight.requires_grad
+    with pytest.raises(RuntimeError, match="head"):
+        OURS.load_into(Tied(tied=False), path)
+
+
+def test_a_part_of_a_module_is_loaded_into(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    model, target = Tied(tied=False), Tied(tied=False)
+    OURS.save_model(model, path)
+    before = target.head.weight.clone()
+    OURS.load_into(target, path, keys="body.*")
+    assert torch.equal(target.body.weight, model.body.weight)
+    assert torch.equal(target.head.weight, before)
+
+
+# Models
+
+
+def models() -> dict[str, Callable[[], torch.nn.Module]]:
+    def buffers(**tensors: torch.Tensor) -> torch.nn.Module:
+        module = torch.nn.Module()
+        for name, tensor in tensors.items():
+            module.register_buffer(name, tensor)
+        return module
+
+    base = torch.arange(12.0)
+    square = torch.arange(12.0).reshape(3, 4)
+    return {
+        "tied": Tied,
+        "untied": lambda: Tied(tied=False),
+        "a part alone": lambda: buffers(a=base[:3]),
+        "two halves": lambda: buffers(a=base[:6], b=base[6:]),
+        "whole and parts": lambda: buffers(x=base, y=base[:2], z=base[1:3]),
+        "parts after a gap": lambda: buffers(x=base, y=base[3:5], z=base[6:8]),
+        "two shapes": lambda: buffers(x=base, y=base.view(3, 4)),
+        "not contiguous": lambda: buffers(x=square.t()),
+        "every other column": lambda: buffers(x=square[:, ::2]),
+        "a transposed twin": lambda: buffers(x=square, y=square.t()),
+        "without memory": lambda: torch.nn.Linear(2, 2, device="meta"),
+        "without tensors": torch.nn.Module,
+    }
+
+
+@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("force_contiguous", [True, False])
+@pytest.mark.parametrize("metadata", [None, {"head.weight": "mine", "y": "z"}])
+def test_models_are_saved_and_refused_as_by_the_reference(
+    tmp_path: Path, name: str, force_contiguous: bool, metadata: dict[str, str] | None
+) -> None:
+    torch.manual_seed(0)
+    model = models()[name]()
+
+    def saved(save: Any, path: Path) -> Any:
+        given = None if metadata is None else dict(metadata)
+        save(model, path, given, force_contiguous)
+        read = read_json(path).get("__metadata__", {})
+        read.pop("forebay.crc32c", None)
+        return THEIRS.load_file(path), read, given
+
+    ours = answer(lambda: saved(OURS.save_model, tmp_path / "a"))
+    theirs = answer(lambda: saved(THEIRS.save_model, tmp_path / "b"))
+    assert ours[0] == theirs[0], f"{ours[1]!r}\n{theirs[1]!r}"
+    if ours[0]:
+        assert_identical(ours[1][0], theirs[1][0])
+        assert ours[1][1:] == theirs[1][1:]
+    else:
+        assert isinstance(ours[1], ValueError) == isinstance(theirs[1], ValueError)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("saved", ["tied", "untied", "other", "wrong shape", "only the head"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_models_are_loaded_and_refused_as_by_the_reference(
+    tmp_path: Path, strict: bool, saved: str, tied: bool
+) -> None:
+    path = tmp_path / "x.safetensors"
+    torch.manual_seed(1)
+    if saved in {"tied", "untied"}:
+        OURS.save_model(Tied(tied=saved == "tied"), path)
+    else:
+        contents = {
+            "other": {"z": torch.ones(1)},
+            "wrong shape": {"embed.weight": torch.ones(2, 2)},
+            "only the head": {"head.weight": torch.ones(50, 8)},
+        }[saved]
+        OURS.save_file(contents, path)
+    ours, theirs = Tied(tied), Tied(tied)
+    ours.load_state_dict(theirs.state_dict())
+    found = answer(lambda: OURS.load_model(ours, path, strict))
+    wanted = answer(lambda: THEIRS.load_model(theirs, path, strict))
+    assert found[0] == wanted[0], f"{found[1]!r}\n{wanted[1]!r}"
+    if found[0]:
+        missing, unexpected = wanted[1]
+        assert (found[1][0], sorted(found[1][1])) == (missing, sorted(unexpected))
+    else:
+        assert isinstance(found[1], RuntimeError)
+    assert_holds(dict(ours.state_dict()), dict(theirs.state_dict()))
+
+
+# Many at once
+
+
+def test_threads_load_and_save_at_the_same_time(tmp_path: Path) -> None:
+    tensors = experts()
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            path = tmp_path / f"{number}.safetensors"
+            for _ in range(5):
+                OURS.save_file(tensors, path)
+                assert_holds(OURS.load_file(path), tensors)
+                with OURS.safe_open(path, "pt") as opened:
+                    assert_holds(opened.get_tensors(), tensors)
+        except BaseException as error:  # noqa: BLE001 (told by the test)
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_forked_child_loads(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file(experts(), path)
+    run_python(
+        f"""
+        import os, forebay.numpy, ml_dtypes
+        before = forebay.numpy.load_file({str(path)!r})
+        child = os.fork()
+        if child == 0:
+            found = forebay.numpy.load_file({str(path)!r})
+            os._exit(0 if found["norm.count"] == 3 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert before["norm.count"] == 3
+        """
+    )
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file(experts(), path)
+
+    def use() -> None:
+        OURS.load_file(path)
+        list(OURS.stream(path))
+        with OURS.safe_open(path, "pt") as opened:
+            opened.get_slice("embed.weight")[3:5]
+        write_file(tmp_path / "bad", b"[]", b"")
+        assert not answer(lambda: OURS.safe_open(tmp_path / "bad", "pt"))[0]
+
+    use()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        use()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_closed_handle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file(experts(), path)
+    handle = forebay.Handle()
+    handle.close()
+    for ask in (
+        lambda: OURS.load_file(path, handle=handle),
+        lambda: OURS.stream(path, handle=handle),
+        lambda: OURS.save_file(experts(), path, handle=handle),
+    ):
+        with pytest.raises(forebay.errors.ClosedError):
+            ask()
+    with pytest.raises(TypeError):
+        OURS.load_file(path, handle="handle")
+    assert_holds(OURS.load_file(path), experts())
+
+
+def test_a_tensor_that_isnt_there_is_named(tmp_path: Path) -> None:
+    OURS.save_file(experts(), tmp_path / "x.safetensors")
+    with OURS.safe_open(tmp_path / "x.safetensors", "pt") as opened:
+        with pytest.raises(TensorFileError, match="never"):
+            opened.get_tensor("never")
