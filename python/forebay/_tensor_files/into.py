@@ -12,10 +12,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay import _forebay
+from forebay._arguments import parse_size
+from forebay._tensor_files.frame import byte_count
 from forebay._tensor_files.load import Wish
 from forebay._tensor_files.shared import shared_handle
 from forebay._tensor_files.source import OpenSource
-from forebay._tensor_files.stream import TensorStream
+from forebay._tensor_files.stream import DEFAULT_BUDGET, TensorStream
 from forebay.errors import ForebayError, InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class IntoPlan:
         self.found: set[str] = set()
         self.unexpected: list[str] = []
         self._straight: list[_Straight] = []
-        self._copied: list[str] = []
+        self._copied: dict[str, int] = {}
         self._taken: list[tuple[int, int]] = []
         self._source = OpenSource(source)
         problems: list[str] = []
@@ -114,7 +116,7 @@ class IntoPlan:
         self.found.add(name)
         memory = self._places.memory(name, entry.dtype)
         if memory is None or not self._take(memory):
-            self._copied.append(name)
+            self._copied[name] = byte_count(entry.dtype, entry.shape)
             return
         checksum = self._source.headers[entry.file].checksum(name) if self._wish.verify else None
         descriptor = self._source.descriptors[entry.file]
@@ -140,12 +142,17 @@ class IntoPlan:
         self._read(handle)
         if not self._copied:
             return
-        wish = Wish(self._copied, verify=self._wish.verify, budget=self._wish.budget)
-        with TensorStream(self._source, self._frame, wish, handle) as stream:
+        budget = self._budget() if self._wish.budget is None else self._wish.budget
+        wish = Wish(list(self._copied), verify=self._wish.verify, budget=budget)
+        with TensorStream(self._source, self._frame, wish, handle, None) as stream:
             for name, array in stream:
                 self._places.copy(name, array)
                 # Before the next is asked for: the budget has room for it then.
                 del array
+
+    def _budget(self) -> int:
+        """Return the least that a stream does well with, however long its tensors are."""
+        return max(parse_size(DEFAULT_BUDGET), 2 * max(self._copied.values()))
 
     def _read(self, handle: Handle) -> None:
         under_way: deque[tuple[Operation, list[_Straight]]] = deque()

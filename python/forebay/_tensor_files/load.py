@@ -175,7 +175,7 @@ def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
     room = None if work.device is not None else handle.empty(work.cast_bytes)
     begin = 0
     stream = _forebay.TensorStream(
-        work.core, work.source.core, list(work.codes), work.stream_bytes, work.wish.verify
+        work.core, work.source.core, list(work.codes), work.stream_bytes, work.wish.verify, None
     )
     for name, dtype, extents, buffer, offset in stream:
         shape = tuple(extents)

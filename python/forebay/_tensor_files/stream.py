@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
-from forebay._arguments import parse_size
+from forebay._arguments import parse_seconds, parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.shared import core_of, shared_handle
 from forebay._tensor_files.source import OpenSource
-from forebay.errors import ClosedError, OutOfMemoryError
+from forebay.errors import OutOfMemoryError, WaitTimeoutError
 from forebay.memory import Pool
 
 if TYPE_CHECKING:
@@ -27,18 +27,21 @@ if TYPE_CHECKING:
     from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
-__all__ = ["DEFAULT_BUDGET", "TensorStream"]
+__all__ = ["DEFAULT_BUDGET", "DEFAULT_TIMEOUT", "TensorStream"]
 
 DEFAULT_BUDGET = "1GiB"
 """Memory of a stream if nothing else is said."""
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that a stream waits for its consumer to let go of tensors if nothing else is said."""
 
 
 class TensorStream:
     """Iterates over ``(name, tensor)`` within a budget of host memory.
 
     A tensor is valid for as long as it, or a view of it, is held. What is held counts against the
-    budget: where the consumer holds so much that the next tensor has no room, it is an
-    ``OutOfMemoryError``, not a wait for ever.
+    budget: where the consumer holds so much that the next tensor has no room, and lets go of
+    nothing for a while, that is a ``WaitTimeoutError``, after which the stream can go on.
 
     It can be iterated once, from any number of threads, each tensor going to one of them, and is a
     context manager; leaving it, or :meth:`close`, ends the reading, and leaves tensors that are
@@ -46,7 +49,12 @@ class TensorStream:
     """
 
     def __init__(
-        self, source: Source | OpenSource, frame: Frame, wish: Wish, handle: Handle | None
+        self,
+        source: Source | OpenSource,
+        frame: Frame,
+        wish: Wish,
+        handle: Handle | None,
+        timeout: float | None,
     ) -> None:
         handle = shared_handle() if handle is None else handle
         core = core_of(handle)
@@ -59,9 +67,12 @@ class TensorStream:
             frame.check(entry.dtype)
         budget = parse_size(DEFAULT_BUDGET if wish.budget is None else wish.budget, "budget")
         self._pool, budget = self._share(budget, entries)
-        self._closed = False
+        self._timeout = parse_seconds(timeout)
+        self._waiting: list[tuple[str, str, list[int], Any, int]] = []
         names = [entry.name for entry in entries]
-        self._core = _forebay.TensorStream(core, opened.core, names, budget, wish.verify)
+        self._core = _forebay.TensorStream(
+            core, opened.core, names, budget, wish.verify, self._timeout
+        )
 
     def _share(self, budget: int, entries: list[Entry]) -> tuple[Pool | None, int]:
         """Set a share of the budget aside for what is cast in host memory."""
@@ -92,9 +103,20 @@ class TensorStream:
         return self
 
     def __next__(self) -> tuple[str, Any]:
-        if self._closed:
-            raise ClosedError("the stream is closed: open another")
-        name, dtype, extents, buffer, offset = next(self._core)
+        try:
+            item = self._waiting.pop()
+        except IndexError:
+            item = next(self._core)
+        try:
+            return self._hand_out(*item)
+        except WaitTimeoutError:
+            # The next call may find room for it.
+            self._waiting.append(item)
+            raise
+
+    def _hand_out(
+        self, name: str, dtype: str, extents: list[int], buffer: Any, offset: int
+    ) -> tuple[str, Any]:
         import numpy as np
 
         shape = tuple(extents)
@@ -105,14 +127,14 @@ class TensorStream:
             return name, self._frame.move(array, self._device, code)
         if code == dtype or self._pool is None:
             return name, array
-        room = self._pool.empty(byte_count(code, shape))
+        room = self._pool.empty(byte_count(code, shape), timeout=self._timeout)
         target = self._frame.over(room, code, shape)
         self._frame.copy(target, array)
         return name, target
 
     def close(self) -> None:
         """End the reading. Tensors that are held stay valid; calling it again does nothing."""
-        self._closed = True
+        self._waiting.clear()
         self._core.close()
 
     def __enter__(self) -> TensorStream:  # noqa: PYI034 (typing.Self is in 3.11)

@@ -11,7 +11,7 @@ from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
 from forebay._tensor_files.load import LoadPlan, Wish
 from forebay._tensor_files.opened import check_backend
-from forebay._tensor_files.stream import DEFAULT_BUDGET, TensorStream
+from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
 from forebay.numpy.frame import FRAME, dtype_code
 
 if TYPE_CHECKING:
@@ -69,11 +69,12 @@ def stream(
     keys: Keys = None,
     dtype: Any = None,
     verify: bool = True,
+    timeout: float | None = DEFAULT_TIMEOUT,
     handle: Handle | None = None,
 ) -> TensorStream:
     """Iterate over ``(name, array)`` within a budget of memory: see :func:`forebay.torch.stream`."""
     wish = Wish(keys=keys, dtype=dtype, verify=verify, budget=budget)
-    return TensorStream(filename, FRAME, wish, handle)
+    return TensorStream(filename, FRAME, wish, handle, timeout)
 
 
 def save_file(

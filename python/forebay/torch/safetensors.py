@@ -10,7 +10,7 @@ from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
 from forebay._tensor_files.load import LoadPlan, Wish
 from forebay._tensor_files.opened import check_backend
-from forebay._tensor_files.stream import DEFAULT_BUDGET, TensorStream
+from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
 from forebay.torch.frame import FRAME, dtype_code
 from forebay.torch.sharing import refuse_shared
 from forebay.torch.tensors import as_bytes
@@ -120,6 +120,7 @@ def stream(
     keys: Keys = None,
     dtype: Any = None,
     verify: bool = True,
+    timeout: float | None = DEFAULT_TIMEOUT,
     handle: Handle | None = None,
 ) -> TensorStream:
     """Iterate over ``(name, tensor)`` within a budget of host memory, reading ahead.
@@ -130,6 +131,9 @@ def stream(
         As for :func:`load_file`. The budget is shared with what is cast on the CPU.
     budget : int or str
         Most host memory for what is read ahead and what the consumer holds.
+    timeout : float, optional
+        Seconds to wait for the consumer to let go of tensors when the budget is used up; ``None``
+        is for ever.
 
     Returns
     -------
@@ -139,11 +143,13 @@ def stream(
     Raises
     ------
     OutOfMemoryError
-        A tensor alone is larger than the budget, or the consumer holds so much that the next one
-        has no room (also a ``MemoryError``).
+        A tensor alone is larger than the budget, with the numbers (also a ``MemoryError``).
+    WaitTimeoutError
+        From ``next``: the consumer holds so much that the next tensor has no room (also a
+        ``TimeoutError``). The stream goes on when some of that is let go of.
     """
     wish = Wish(keys=keys, dtype=dtype, device=device, verify=verify, budget=budget)
-    return TensorStream(filename, FRAME, wish, handle)
+    return TensorStream(filename, FRAME, wish, handle, timeout)
 
 
 def save_file(
