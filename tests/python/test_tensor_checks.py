@@ -31,7 +31,6 @@ from reference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 THEIRS = safetensors.torch
@@ -53,52 +52,68 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-WAYS: dict[str, Callable[[Any, str, bool], Any]] = {
-    "load_file": lambda path, name, verify: OURS.load_file(path, verify=verify),
-    "keys": lambda path, name, verify: OURS.load_file(path, keys=name, verify=verify),
-    "cast": lambda path, name, verify: OURS.load_file(path, dtype="float64", verify=verify),
-    "directory": lambda path, name, verify: OURS.load_file(path.parent, verify=verify),
-    "stream": lambda path, name, verify: list(OURS.stream(path, verify=verify)),
-    "safe_open": lambda path, name, verify: OURS.safe_open(path, "pt", verify=verify).get_tensor(
-        name
-    ),
-    "get_tensors": lambda path, name, verify: OURS.safe_open(
-        path, "pt", verify=verify
-    ).get_tensors(),
-    "a whole slice": lambda path, name, verify: OURS.safe_open(
-        path, "pt", verify=verify
-    ).get_slice(name)[:],
-    "bytes": lambda path, name, verify: OURS.load(path.read_bytes(), verify=verify),
-    "load_into": lambda path, name, verify: OURS.load_into(
-        {key: torch.zeros_like(tensor) for key, tensor in tensors().items()}, path, verify=verify
-    ),
-    "load_into, cast": lambda path, name, verify: OURS.load_into(
-        {key: torch.zeros_like(tensor).double() for key, tensor in tensors().items()},
-        path,
-        verify=verify,
-    ),
-}
+def opened(path: Path, verify: bool) -> Any:
+    return OURS.safe_open(path, "pt", verify=verify)
+
+
+def zeros(dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor, dtype=dtype) for name, tensor in tensors().items()}
+
+
+def load_by(way: str, path: Path, name: str, verify: bool) -> None:
+    """Load a tensor, or all of them."""
+    match way:
+        case "load_file":
+            OURS.load_file(path, verify=verify)
+        case "keys":
+            OURS.load_file(path, keys=name, verify=verify)
+        case "cast":
+            OURS.load_file(path, keys=name, dtype="float64", verify=verify)
+        case "directory":
+            OURS.load_file(path.parent, verify=verify)
+        case "stream":
+            list(OURS.stream(path, verify=verify))
+        case "get_tensor":
+            opened(path, verify).get_tensor(name)
+        case "get_tensors":
+            opened(path, verify).get_tensors()
+        case "a whole slice":
+            opened(path, verify).get_slice(name)[:]
+        case "bytes":
+            OURS.load(path.read_bytes(), verify=verify)
+        case "load_into":
+            OURS.load_into(zeros(), path, verify=verify)
+        case "load_into, cast":
+            OURS.load_into(zeros(torch.float64), path, verify=verify)
+        case _:
+            raise AssertionError(way)
+
+
+WAYS = [
+    "load_file", "keys", "cast", "directory", "stream", "get_tensor", "get_tensors",
+    "a whole slice", "bytes", "load_into", "load_into, cast",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["first", "second", "third"])
 def test_a_flipped_bit_is_found_by_every_way_of_loading(file: Path, way: str, name: str) -> None:
-    WAYS[way](file, name, True)
+    load_by(way, file, name, True)
     end = read_json(file)[name]["data_offsets"][1]
     # The last byte, and not the first: every byte counts.
     flip_bit(file, data_start(file) + end - 1)
     with pytest.raises(MismatchError, match=name) as caught:
-        WAYS[way](file, name, True)
+        load_by(way, file, name, True)
     if way != "bytes":
         assert "model.safetensors" in str(caught.value)
-    WAYS[way](file, name, False)
+    load_by(way, file, name, False)
 
 
 def test_a_flipped_bit_elsewhere_is_no_concern_of_what_is_asked_for(file: Path) -> None:
     flip_bit(file, place_of(file, "second"))
     assert_identical(OURS.load_file(file, keys="first")["first"], tensors()["first"])
-    with OURS.safe_open(file, "pt") as opened:
-        assert_identical(opened.get_tensor("third"), tensors()["third"])
+    with opened(file, True) as again:
+        assert_identical(again.get_tensor("third"), tensors()["third"])
 
 
 def test_a_flipped_bit_in_any_byte_of_the_header_is_found(file: Path) -> None:
@@ -127,15 +142,15 @@ def test_a_file_that_was_cut_is_refused_with_both_sizes(file: Path) -> None:
 def test_what_the_reference_saves_again_with_our_metadata_isnt_taken_for_corrupt(
     file: Path,
 ) -> None:
-    with safetensors.safe_open(file, "pt") as opened:
-        metadata = opened.metadata()
+    with safetensors.safe_open(file, "pt") as theirs:
+        metadata = theirs.metadata()
     assert "forebay.crc32c" in metadata
     changed = {name: tensor.clone().fill_(1) for name, tensor in tensors().items()}
     again = file.with_name("again.safetensors")
     THEIRS.save_file(changed, again, metadata)
     assert_identical(OURS.load_file(again), THEIRS.load_file(again))
-    with OURS.safe_open(again, "pt") as opened:
-        assert opened.metadata() == {"who": "me"}
+    with opened(again, True) as ours:
+        assert ours.metadata() == {"who": "me"}
     # Ours in turn takes what theirs read, and puts checksums of its own in the place of the old.
     OURS.save_file(changed, file, metadata)
     assert_identical(OURS.load_file(file), THEIRS.load_file(file))
@@ -225,7 +240,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(small_ext4: Path) -> None:
     path = small_ext4 / "x.safetensors"
     OURS.save_file(tensors(), path)
     before = path.read_bytes()
-    with pytest.raises(OSError, match="x.safetensors"):
+    with pytest.raises(OSError, match=r"x\.safetensors"):
         OURS.save_file({"x": torch.ones(4 << 20)}, path)
     assert path.read_bytes() == before
     assert {entry.name for entry in small_ext4.iterdir()} <= {"x.safetensors", "lost+found"}
@@ -244,9 +259,7 @@ for turn in range(10_000):
     print(turn, flush=True)
 """
     for kill in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for _ in range(3 + kill):
             process.stdout.readline()

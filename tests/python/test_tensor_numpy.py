@@ -63,7 +63,8 @@ def test_types_of_numpy_are_saved_or_refused_as_by_the_reference(
         return THEIRS.load_file(path)
 
     assert_same_answer(
-        lambda: saved(OURS.save_file, tmp_path / "a"), lambda: saved(THEIRS.save_file, tmp_path / "b")
+        lambda: saved(OURS.save_file, tmp_path / "a"),
+        lambda: saved(THEIRS.save_file, tmp_path / "b"),
     )
     assert_same_answer(lambda: OURS.save({"x": array}), lambda: THEIRS.save({"x": array}))
 

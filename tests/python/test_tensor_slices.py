@@ -35,7 +35,8 @@ INDICES: list[Any] = [
     slice(1, 4, 100), slice(None, 4, 3), slice(None, None, -1), slice(None, None, 0),
     slice(1.0, 3), slice(np.int64(1), 3), slice(True, 3), slice(2**70), slice(None, None, 2**40),
     (), (0, 0), (0, 0, 0), (0, 0, 0, 0), (ALL, -1), (ALL, 6), (ALL, ALL), (ALL, slice(2, 4)),
-    (slice(1, 3), slice(2, 4)), (ALL, slice(None, None, 3)), (slice(None, None, 2), ALL, slice(1, 4, 2)),
+    (slice(1, 3), slice(2, 4)), (ALL, slice(None, None, 3)),
+    (slice(None, None, 2), ALL, slice(1, 4, 2)),
     (..., 0), (0, ...), (..., ...), (1, ..., 2), (..., 1, 2), (..., 1, 2, 3, 4), (0, 0, ...),
     (0, 0, 0, ...), (None, 0), (0, None), (ALL, None, slice(1, 2)), (0, slice(2, 2)),
     (slice(2, 2), slice(0, 9)), (slice(2, 2), 9), PANIC,
@@ -69,7 +70,9 @@ def test_slices_in_torch_are_those_of_the_reference(file: Path, name: str, index
         forebay.torch.safe_open(file, "pt") as ours,
         safetensors.safe_open(file, "pt") as theirs,
     ):
-        assert_same_answer(lambda: ours.get_slice(name)[index], lambda: theirs.get_slice(name)[index])
+        assert_same_answer(
+            lambda: ours.get_slice(name)[index], lambda: theirs.get_slice(name)[index]
+        )
 
 
 @pytest.mark.parametrize("name", ["cube", "row", "scalar", "empty", "thin"])
@@ -79,7 +82,9 @@ def test_slices_in_numpy_are_those_of_the_reference(file: Path, name: str, index
         forebay.numpy.safe_open(file, "np") as ours,
         safetensors.safe_open(file, "np") as theirs,
     ):
-        assert_same_answer(lambda: ours.get_slice(name)[index], lambda: theirs.get_slice(name)[index])
+        assert_same_answer(
+            lambda: ours.get_slice(name)[index], lambda: theirs.get_slice(name)[index]
+        )
 
 
 def slices_of(extent: int) -> st.SearchStrategy[slice]:
@@ -109,9 +114,7 @@ def test_any_slice_has_the_items_that_torch_gives(
     large: tuple[Path, torch.Tensor], data: st.DataObject
 ) -> None:
     path, tensor = large
-    entries = [
-        data.draw(slices_of(extent) | st.integers(-extent, extent - 1)) for extent in LARGE
-    ]
+    entries = [data.draw(slices_of(extent) | st.integers(-extent, extent - 1)) for extent in LARGE]
     index = tuple(entries[: data.draw(st.integers(0, 3))])
     with forebay.torch.safe_open(path, "pt") as opened:
         assert_identical(opened.get_slice("x")[index], tensor[index].contiguous())
@@ -156,9 +159,7 @@ def test_runs_hold_every_item_once_and_in_order(
         for place in np.ndindex(*[size for size, _ in runs.inner])
         for byte in range(0, runs.item_bytes, item)
     ]
-    wanted = [
-        1000 + (3 + int(np.dot(place, strides))) * item for place in np.ndindex(*sizes)
-    ]
+    wanted = [1000 + (3 + int(np.dot(place, strides))) * item for place in np.ndindex(*sizes)]
     assert found == wanted
 
 

@@ -46,7 +46,7 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         It can't be opened (also an ``OSError``: ``FileNotFoundError``, …).
     """
 
-    _file_class = OpenFile
+    _file_class: type[OpenFile] = OpenFile
 
     def __init__(
         self,

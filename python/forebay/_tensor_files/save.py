@@ -98,10 +98,13 @@ def deserialize(data: Any, frame: Frame, verify: bool) -> dict[str, Any]:
     header = _forebay.parse_header(data)
     found = {}
     for name in header.names:
-        dtype, extents, start, end = header.get(name)
+        entry = header.get(name)
+        if entry is None:
+            raise KeyError(name)
+        dtype, extents, start, end = entry
         frame.check(dtype)
-        begin = header.data_start
-        memory = np.frombuffer(data, np.uint8, end - start, begin + start).copy()
+        begin = header.data_start + start
+        memory = np.frombuffer(data, np.uint8, end - start, begin).copy()
         expected = header.checksum(name) if verify else None
         if expected is not None and _forebay.crc32c(memory) != expected:
             raise MismatchError(f"the bytes of tensor {name!r} aren't those that were saved")

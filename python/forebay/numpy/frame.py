@@ -68,7 +68,9 @@ class _Numpy:
             strides[axis - 1] = strides[axis] * max(shape[axis], 1)
         origin = np.empty(1, f"V{item}")
         whole = np.lib.stride_tricks.as_strided(origin, shape, strides)
-        part = whole[(*indices, ...)]
+        # With an ellipsis, one item is an array as well.
+        place = (*indices, ...)
+        part = whole[place]
         offset = part.__array_interface__["data"][0] - origin.__array_interface__["data"][0]
         return View(offset // item, part.shape, tuple(step // item for step in part.strides))
 
@@ -76,7 +78,7 @@ class _Numpy:
         if device not in {None, "cpu"}:
             raise TensorFileError(f'numpy has no device {device!r}, only "cpu"')
 
-    def move(self, array: Any, device: Any, code: str) -> Any:
+    def move(self, array: Any, device: Any, code: str) -> Any:  # noqa: ARG002 (no device)
         raise TensorFileError(f"numpy has no device {device!r} for {code}")
 
     def copy(self, target: Any, source: Any) -> None:

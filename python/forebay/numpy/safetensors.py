@@ -72,7 +72,7 @@ def stream(
     timeout: float | None = DEFAULT_TIMEOUT,
     handle: Handle | None = None,
 ) -> TensorStream:
-    """Iterate over ``(name, array)`` within a budget of memory: see :func:`forebay.torch.stream`."""
+    """Iterate over ``(name, array)`` within a budget: see :func:`forebay.torch.stream`."""
     wish = Wish(keys=keys, dtype=dtype, verify=verify, budget=budget)
     return TensorStream(filename, FRAME, wish, handle, timeout)
 

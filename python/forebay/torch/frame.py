@@ -39,7 +39,7 @@ _NAMES = {
 }
 """What torch calls the types of the format; older ones lack some."""
 
-_TYPES = {
+_TYPES: dict[str, torch.dtype] = {
     code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)
 }
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
@@ -82,7 +82,7 @@ class _Torch:
         except (NotImplementedError, RuntimeError):
             # How much a mask picks shows with memory only.
             return None
-        if part is not whole and not part._is_view():  # type: ignore[no-untyped-call]
+        if part is not whole and not part._is_view():  # noqa: SLF001 (there is no other way to ask)
             return None
         return View(int(part.storage_offset()), tuple(part.shape), tuple(part.stride()))
 

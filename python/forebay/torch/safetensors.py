@@ -194,9 +194,7 @@ def save_file(
     saving.write(_entries(tensors), filename, metadata, durability, checksums, handle)
 
 
-def save(
-    tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
-) -> bytes:
+def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a file of tensors: those of ``safetensors``, without checksums.
 
     Parameters
@@ -222,14 +220,10 @@ def load(data: bytes, *, verify: bool = True) -> dict[str, torch.Tensor]:
 
 def _entries(tensors: dict[str, torch.Tensor]) -> list[saving.Entry]:
     if not isinstance(tensors, dict):
-        raise ValueError(  # noqa: TRY004 (what safetensors raises)
-            f"a dict of tensors by name is needed, not {type(tensors).__name__}"
-        )
+        raise ValueError(f"a dict of tensors by name is needed, not {type(tensors).__name__}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(  # noqa: TRY004 (what safetensors raises)
-                f"{name!r} is a {type(tensor).__name__}, not a tensor"
-            )
+            raise ValueError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
         if tensor.layout != torch.strided:
             raise ValueError(
                 f"{name!r} is a sparse tensor, which the format hasn't: make it dense with "

@@ -64,5 +64,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     # Not a view as bytes: that is refused for one item with whatever stride.
     return flat.set_(  # type: ignore[call-overload,no-any-return]
-        tensor.untyped_storage(), tensor.storage_offset() * item_bytes, (tensor.numel() * item_bytes,)
+        tensor.untyped_storage(),
+        tensor.storage_offset() * item_bytes,
+        (tensor.numel() * item_bytes,),
     )

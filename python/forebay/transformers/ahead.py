@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from forebay._tensor_files.file import OpenFile
 from forebay._tensor_files.frame import byte_count
-from forebay._tensor_files.opened import OpenFile, safe_open
+from forebay._tensor_files.opened import safe_open
 
 if TYPE_CHECKING:
     from forebay._tensor_files.frame import Frame

@@ -1,8 +1,8 @@
 """Has code that loads through ``safetensors`` load through Forebay, for as long as a block lasts.
 
-Modules take ``safe_open`` and ``load_file`` from ``safetensors`` when they are imported, so each
-module that holds one of them is changed, and changed back; modules that are imported within the
-block take Forebay's, and are changed back as well. Blocks may be nested, and entered in several
+Modules take ``safe_open``, ``load_file`` and ``load`` from ``safetensors`` when they are imported,
+so each module that holds one of them is changed, and changed back; modules that are imported within
+the block take Forebay's, and are changed back as well. Blocks may be nested, and entered in several
 threads: the last one to end changes everything back.
 """
 
@@ -29,6 +29,7 @@ __all__ = ["loading"]
 _THEIRS: dict[str, Any] = {
     "safe_open": safetensors.safe_open,
     "load_file": safetensors.torch.load_file,
+    "load": safetensors.torch.load,
 }
 """What is swapped, by the name that ``safetensors`` has for it."""
 
@@ -39,7 +40,11 @@ class _Swap:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._blocks: list[dict[str, Any]] = []
-        self.ours: dict[str, Any] = {"safe_open": self._open, "load_file": self._load}
+        self.ours: dict[str, Any] = {
+            "safe_open": self._open,
+            "load_file": self._load_file,
+            "load": self._load,
+        }
 
     def enter(self, options: dict[str, Any]) -> None:
         with self._lock:
@@ -64,7 +69,10 @@ class _Swap:
             return AheadOpen(filename, framework, device, backend=backend, **self._options())
         return _THEIRS["safe_open"](filename, framework, device, backend=backend)
 
-    def _load(self, filename: Any, device: Any = "cpu", *, backend: str = "mmap") -> Any:
+    def _load(self, data: Any) -> Any:
+        return faces.load(data, verify=self._options().get("verify", True))
+
+    def _load_file(self, filename: Any, device: Any = "cpu", *, backend: str = "mmap") -> Any:
         return faces.load_file(filename, device, backend=backend, **self._options())
 
 
