@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import safetensors
@@ -31,6 +31,7 @@ from reference import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 THEIRS = safetensors.torch
@@ -60,53 +61,37 @@ def zeros(dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(tensor, dtype=dtype) for name, tensor in tensors().items()}
 
 
-def load_by(way: str, path: Path, name: str, verify: bool) -> None:
-    """Load a tensor, or all of them."""
-    match way:
-        case "load_file":
-            OURS.load_file(path, verify=verify)
-        case "keys":
-            OURS.load_file(path, keys=name, verify=verify)
-        case "cast":
-            OURS.load_file(path, keys=name, dtype="float64", verify=verify)
-        case "directory":
-            OURS.load_file(path.parent, verify=verify)
-        case "stream":
-            list(OURS.stream(path, verify=verify))
-        case "get_tensor":
-            opened(path, verify).get_tensor(name)
-        case "get_tensors":
-            opened(path, verify).get_tensors()
-        case "a whole slice":
-            opened(path, verify).get_slice(name)[:]
-        case "bytes":
-            OURS.load(path.read_bytes(), verify=verify)
-        case "load_into":
-            OURS.load_into(zeros(), path, verify=verify)
-        case "load_into, cast":
-            OURS.load_into(zeros(torch.float64), path, verify=verify)
-        case _:
-            raise AssertionError(way)
+Load: TypeAlias = "Callable[[Path, str, bool], Any]"
 
-
-WAYS = [
-    "load_file", "keys", "cast", "directory", "stream", "get_tensor", "get_tensors",
-    "a whole slice", "bytes", "load_into", "load_into, cast",
-]  # fmt: skip
+WAYS: dict[str, Load] = {
+    "load_file": lambda path, _, verify: OURS.load_file(path, verify=verify),
+    "keys": lambda path, name, verify: OURS.load_file(path, keys=name, verify=verify),
+    "cast": lambda path, _, verify: OURS.load_file(path, dtype="float64", verify=verify),
+    "directory": lambda path, _, verify: OURS.load_file(path.parent, verify=verify),
+    "stream": lambda path, _, verify: list(OURS.stream(path, verify=verify)),
+    "get_tensor": lambda path, name, verify: opened(path, verify).get_tensor(name),
+    "get_tensors": lambda path, _, verify: opened(path, verify).get_tensors(),
+    "a whole slice": lambda path, name, verify: opened(path, verify).get_slice(name)[:],
+    "bytes": lambda path, _, verify: OURS.load(path.read_bytes(), verify=verify),
+    "load_into": lambda path, _, verify: OURS.load_into(zeros(), path, verify=verify),
+    "load_into, cast": lambda path, _, verify: OURS.load_into(
+        zeros(torch.float64), path, verify=verify
+    ),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["first", "second", "third"])
 def test_a_flipped_bit_is_found_by_every_way_of_loading(file: Path, way: str, name: str) -> None:
-    load_by(way, file, name, True)
+    WAYS[way](file, name, True)
     end = read_json(file)[name]["data_offsets"][1]
     # The last byte, and not the first: every byte counts.
     flip_bit(file, data_start(file) + end - 1)
     with pytest.raises(MismatchError, match=name) as caught:
-        load_by(way, file, name, True)
+        WAYS[way](file, name, True)
     if way != "bytes":
         assert "model.safetensors" in str(caught.value)
-    load_by(way, file, name, False)
+    WAYS[way](file, name, False)
 
 
 def test_a_flipped_bit_elsewhere_is_no_concern_of_what_is_asked_for(file: Path) -> None:
