@@ -145,6 +145,9 @@ def plan(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> Loa
 def load(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> dict[str, Any]:
     """Return the tensors that are asked for, by name, in the order of the files."""
     handle = shared_handle() if handle is None else handle
+    if wish == Wish(verify=wish.verify):
+        # Nothing to choose or to convert: no need to look at each tensor first.
+        return dict(straight(OpenSource(source), frame, None, wish.verify, handle))
     work = _Work(source, frame, wish, handle)
     found: dict[str, Any] = {}
     if work.straight:

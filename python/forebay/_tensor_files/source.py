@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,7 +44,11 @@ class OpenSource:
         self.core = _forebay.TensorSource(parse_source(source))
         self.paths = [os.fspath(path) for path in self.core.paths]
         self.descriptors = self.core.descriptors
-        self.headers = [self._header(file) for file in range(len(self.paths))]
+
+    @functools.cached_property
+    def headers(self) -> list[_forebay.TensorHeader]:
+        """What the files say, in their order."""
+        return [self._header(file) for file in range(len(self.paths))]
 
     def entries(self, keys: Keys) -> list[Entry]:
         """Return the tensors that are asked for, file by file, in the order of the files."""
