@@ -16,7 +16,8 @@ import forebay
 import forebay.torch
 from conftest import run_python
 from forebay.errors import InvalidInputError, OutOfMemoryError, TensorFileError
-from reference import answer, assert_identical, random_tensor, read_json, write_file
+from forebay.torch.frame import FRAME
+from reference import answer, assert_identical, data_start, random_tensor, read_json, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,6 +266,80 @@ def test_a_save_takes_little_beside_what_is_saved(tmp_path: Path) -> None:
         """
     )
     assert int(done.stdout) < 128 * MIB
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"keys": "*.w1.*"}])
+def test_tensors_for_a_device_go_there_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    # A device that every machine has, and that loads don't go to otherwise.
+    far = torch.device("meta")
+    monkeypatch.setattr(
+        type(FRAME), "parse_device", lambda _, device: None if device == "cpu" else far
+    )
+    save_shards(tmp_path, experts())
+    wanted = OURS.load_file(tmp_path, **options)
+    for found in (
+        OURS.load_file(tmp_path, "far", **options),
+        dict(OURS.stream(tmp_path, "far", **options)),
+    ):
+        assert list(found) == list(wanted)
+        for name, tensor in found.items():
+            assert (tensor.device, tensor.dtype, tensor.shape) == (
+                far,
+                wanted[name].dtype,
+                wanted[name].shape,
+            )
+    plan = OURS.plan_load(tmp_path, "far", **options)
+    assert plan.kept_bytes == 0
+    assert plan.tensors == len(wanted)
+    opened = OURS.safe_open(tmp_path / "model-00001-of-00003.safetensors", "pt", "far")
+    assert opened.get_tensor("embed.weight").device == far
+    assert opened.get_slice("embed.weight")[3:5].shape == (2, 16)
+    assert all(tensor.device == far for tensor in opened.get_tensors().values())
+
+
+@pytest.mark.slow
+def test_a_tensor_longer_than_the_kernel_moves_at_once_is_whole(tmp_path: Path) -> None:
+    length = (2 << 30) + 12_345
+    path = tmp_path / "huge.safetensors"
+    header = {
+        "small": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "huge": {"dtype": "U8", "shape": [length], "data_offsets": [3, 3 + length]},
+    }
+    write_file(path, header, b"abc", padding=1)
+    begin = data_start(path) + 3
+    marks = {0: 1, 0x7FFFF000 - 1: 2, 0x7FFFF000: 3, (2 << 30) - 1: 4, length - 1: 5}
+    with path.open("r+b") as file:
+        file.truncate(begin + length)
+        for offset, mark in marks.items():
+            file.seek(begin + offset)
+            file.write(bytes([mark]))
+    huge = OURS.load_file(path)["huge"]
+    assert {int(place): int(huge[place]) for place in huge.nonzero()[:, 0]} == marks
+
+
+def test_an_interrupted_load_ends_and_the_next_one_works(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"x": torch.ones(20 * MIB)}, path)
+    run_python(
+        f"""
+        import os, signal, threading, forebay, forebay.torch
+        for ask in (
+            lambda handle: forebay.torch.load_file({str(path)!r}, handle=handle),
+            lambda handle: list(forebay.torch.stream({str(path)!r}, handle=handle)),
+        ):
+            handle = forebay.Handle(throttle="10MiB", page_cache=False)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                ask(handle)
+            except KeyboardInterrupt:
+                pass
+            else:
+                raise AssertionError("not interrupted")
+        assert bool((forebay.torch.load_file({str(path)!r})["x"] == 1).all())
+        """
+    )
 
 
 # Into what is there

@@ -14,7 +14,7 @@ from forebay import _forebay
 from forebay._arguments import parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import byte_count
-from forebay._tensor_files.shared import core_of, shared_handle
+from forebay._tensor_files.shared import core_of, shared_handle, tell
 from forebay._tensor_files.source import OpenSource
 from forebay.errors import OutOfMemoryError
 
@@ -164,6 +164,7 @@ def straight(
     import numpy as np
 
     regions, tensors = _forebay.load_tensors(core_of(handle), source.core, names, verify, None)
+    tell(handle)
     memories = [np.asarray(region) for region in regions]
     for name, dtype, extents, region, offset in tensors:
         shape = tuple(extents)
@@ -194,6 +195,7 @@ def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
             yield name, target
         # Before the next is asked for: the window has room for it then.
         del array, memory, buffer
+    tell(handle)
 
 
 def refuse_beyond(planned: LoadPlan, budget_bytes: int) -> None:

@@ -61,8 +61,8 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         check_backend(backend)
         self._frame = frame_for(framework)
         self._device = self._frame.parse_device(device)
-        self._file = self._file_class(parse_path(filename), verify, handle)
-        self._closed = False
+        self._path = parse_path(filename)
+        self._file: OpenFile | None = self._file_class(self._path, verify, handle)
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, sorted."""
@@ -96,8 +96,8 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         return TensorSlice(file, self._frame, self._device, file.entry(name))
 
     def _open(self) -> OpenFile:
-        if self._closed:
-            raise TensorFileError(f"{self._file.path} is closed")
+        if self._file is None:
+            raise TensorFileError(f"{self._path} is closed", filename=self._path)
         return self._file
 
     def _placed(self, array: Any, dtype: str) -> Any:
@@ -113,7 +113,7 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         traceback: TracebackType | None,
     ) -> None:
         # Slices that are held keep the file open, and can be read from.
-        self._closed = True
+        self._file = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an open file can't be copied: open it where it is needed")

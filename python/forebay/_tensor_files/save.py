@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forebay import _forebay
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.select import parse_path
-from forebay._tensor_files.shared import core_of, shared_handle
+from forebay._tensor_files.shared import core_of, shared_handle, tell
 from forebay.errors import InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def write(
         durability,
         checksums,
     )
+    tell(handle)
 
 
 def serialize(entries: Iterable[Entry], metadata: Any) -> bytes:

@@ -11,7 +11,7 @@ from forebay.handle import Handle
 if TYPE_CHECKING:
     from forebay import _forebay
 
-__all__ = ["core_of", "shared_handle"]
+__all__ = ["core_of", "shared_handle", "tell"]
 
 _lock = threading.Lock()
 _handles: list[Handle] = []
@@ -38,3 +38,8 @@ def core_of(handle: Handle) -> _forebay.Handle:
     if handle.closed:
         raise ClosedError("the handle is closed: make another")
     return handle._core  # noqa: SLF001
+
+
+def tell(handle: Handle) -> None:
+    """Log what the core had to do otherwise than asked, such as not to verify a file."""
+    handle._log_notices()  # noqa: SLF001

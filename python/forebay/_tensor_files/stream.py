@@ -13,7 +13,7 @@ from forebay import _forebay
 from forebay._arguments import parse_seconds, parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import BITS, byte_count
-from forebay._tensor_files.shared import core_of, shared_handle
+from forebay._tensor_files.shared import core_of, shared_handle, tell
 from forebay._tensor_files.source import OpenSource
 from forebay.errors import OutOfMemoryError, WaitTimeoutError
 from forebay.memory import Pool
@@ -67,12 +67,14 @@ class TensorStream:
             frame.check(entry.dtype)
         budget = parse_size(DEFAULT_BUDGET if wish.budget is None else wish.budget, "budget")
         self._pool, budget = self._share(budget, entries)
+        self._handle = handle
         self._timeout = parse_seconds(timeout)
         self._waiting: list[tuple[str, str, list[int], Any, int]] = []
         names = [entry.name for entry in entries]
         self._core = _forebay.TensorStream(
             core, opened.core, names, budget, wish.verify, self._timeout
         )
+        tell(handle)
 
     def _share(self, budget: int, entries: list[Entry]) -> tuple[Pool | None, int]:
         """Set a share of the budget aside for what is cast in host memory."""
@@ -136,6 +138,7 @@ class TensorStream:
         """End the reading. Tensors that are held stay valid; calling it again does nothing."""
         self._waiting.clear()
         self._core.close()
+        tell(self._handle)
 
     def __enter__(self) -> TensorStream:  # noqa: PYI034 (typing.Self is in 3.11)
         return self
