@@ -299,6 +299,16 @@ def test_tensors_for_a_device_go_there_one_by_one(
     assert all(tensor.device == far for tensor in opened.get_tensors().values())
 
 
+def test_many_small_tensors_are_read_in_few_large_reads(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({f"{i}.w": torch.full((5_000,), float(i)) for i in range(2_000)}, path)
+    with forebay.Handle() as handle:
+        found = OURS.load_file(path, handle=handle)
+        stats = handle.stats()
+    assert all(bool((tensor == int(name[:-2])).all()) for name, tensor in found.items())
+    assert stats["bytes_read"] / stats["transfers"] >= MIB
+
+
 @pytest.mark.slow
 def test_a_tensor_longer_than_the_kernel_moves_at_once_is_whole(tmp_path: Path) -> None:
     length = (2 << 30) + 12_345
