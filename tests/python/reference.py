@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+import forebay.torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -121,3 +123,37 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> 
         return torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8).to(torch.bool)
     bits = torch.randint(0, 256, (items * dtype.itemsize,), generator=generator, dtype=torch.uint8)
     return bits.view(dtype).reshape(shape)
+
+
+def experts(count: int = 4) -> dict[str, torch.Tensor]:
+    """Return tensors as a mixture of experts names them."""
+    tensors = {"embed.weight": random_tensor((100, 16), torch.bfloat16)}
+    for expert in range(count):
+        for matrix in ("w1", "w2"):
+            name = f"layers.0.experts.{expert}.{matrix}.weight"
+            tensors[name] = random_tensor((32, 17), torch.float32, expert)
+    tensors["norm.count"] = torch.tensor(3)
+    return tensors
+
+
+def save_shards(directory: Path, tensors: dict[str, torch.Tensor], count: int = 3) -> Path:
+    """Save tensors over files in turns, with an index."""
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]
+    weight_map = {}
+    for position, (name, tensor) in enumerate(tensors.items()):
+        shard = position % count
+        shards[shard][name] = tensor
+        weight_map[name] = f"model-{shard + 1:05}-of-{count:05}.safetensors"
+    for shard, contents in enumerate(shards):
+        forebay.torch.save_file(
+            contents, directory / f"model-{shard + 1:05}-of-{count:05}.safetensors"
+        )
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return index
+
+
+def assert_holds(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert_identical(found[name], tensor)

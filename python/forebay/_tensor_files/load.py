@@ -62,8 +62,9 @@ class LoadPlan:
     kept_bytes: int
 
     def __str__(self) -> str:
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         return (
-            f"{self.tensors} tensors of {self.tensor_bytes} bytes from {len(self.files)} files: "
+            f"{self.tensors} tensors of {self.tensor_bytes} bytes from {files}: "
             f"reads {self.read_bytes} bytes, takes {self.peak_bytes} at the peak and "
             f"{self.kept_bytes} in the end"
         )
