@@ -310,12 +310,22 @@ def test_an_interrupted_load_ends_and_the_next_one_works(tmp_path: Path) -> None
     OURS.save_file({"x": torch.ones(20 * MIB)}, path)
     run_python(
         f"""
-        import os, signal, threading, forebay, forebay.torch
+        import os, signal, threading, torch, forebay, forebay.torch
         for ask in (
             lambda handle: forebay.torch.load_file({str(path)!r}, handle=handle),
             lambda handle: list(forebay.torch.stream({str(path)!r}, handle=handle)),
+            lambda handle: forebay.torch.load_into(
+                {{"x": torch.zeros({20 * MIB})}}, {str(path)!r}, handle=handle
+            ),
         ):
-            handle = forebay.Handle(throttle="10MiB", page_cache=False)
+            # What the drive has in hand is waited for: little, here.
+            handle = forebay.Handle(
+                throttle="10MiB",
+                page_cache=False,
+                block_size="64KiB",
+                queue_depth=2,
+                intra_op_parallelism=1,
+            )
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
                 ask(handle)

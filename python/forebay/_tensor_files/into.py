@@ -161,9 +161,11 @@ class IntoPlan:
                 items = [(item.memory, item.descriptor, item.offset) for item in batch]
                 under_way.append((handle.load_many_async(items), batch))
                 if len(under_way) >= _BATCHES_AHEAD:
-                    _finish(*under_way.popleft())
+                    _finish(*under_way[0])
+                    under_way.popleft()
             while under_way:
-                _finish(*under_way.popleft())
+                _finish(*under_way[0])
+                under_way.popleft()
         finally:
             # After a failure: what is under way writes to memory of the caller's.
             for operation, _ in under_way:
