@@ -32,7 +32,7 @@ test-rust: tools
 	else cargo test --workspace --all-targets; fi
 	cargo test --workspace --doc --quiet
 
-test-python: $(VENV)/.package $(VENV)/.test-requirements
+test-python: $(VENV)/.package $(VENV)/.test-requirements $(VENV)/.model
 	scripts/test-tools.sh
 	cargo build --quiet -p forebay-testkit --bins
 	$(BIN)/python -m pytest

@@ -22,6 +22,7 @@ __all__ = [
     "drop_cached",
     "file_facts",
     "load_tensors",
+    "parse_header",
     "plan_load",
     "probe_engines",
     "read_header",
@@ -175,6 +176,7 @@ def load_tensors(
     verify: bool,
     budget: int | None,
 ) -> tuple[list[PinnedBuffer], list[tuple[str, str, list[int], int, int]]]: ...
+def parse_header(data: bytes) -> TensorHeader: ...
 def plan_load(
     handle: Handle, source: TensorSource, names: Sequence[str] | None, budget: int | None
 ) -> dict[str, int]: ...

@@ -30,6 +30,21 @@ def test_names_that_are_there_import_no_framework() -> None:
     )
 
 
+def test_integrations_are_there_when_they_are_asked_for() -> None:
+    run_python(
+        """
+        import sys
+        import forebay
+        assert {"numpy", "torch", "transformers"} <= set(dir(forebay))
+        assert "numpy" not in sys.modules
+        assert callable(forebay.numpy.load_file)
+        assert "torch" not in sys.modules
+        assert callable(forebay.torch.load_file)
+        assert "transformers" not in sys.modules
+        """
+    )
+
+
 def test_a_name_that_isnt_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'FastWriter'"):
         _ = forebay.FastWriter  # type: ignore[attr-defined]

@@ -47,8 +47,8 @@ mod _forebay {
     use super::stripe::Stripe;
     #[pymodule_export]
     use super::tensor_file::{
-        TensorHeader, TensorSource, crc32c, load_tensors, plan_load, read_header, save_tensors,
-        verify_tensors,
+        TensorHeader, TensorSource, crc32c, load_tensors, parse_header, plan_load, read_header,
+        save_tensors, verify_tensors,
     };
     #[pymodule_export]
     use super::tensor_stream::TensorStream;

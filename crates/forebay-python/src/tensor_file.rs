@@ -90,6 +90,12 @@ pub(crate) fn read_header(py: Python<'_>, path: PathBuf) -> PyResult<TensorHeade
     py.detach(|| core::Header::read(path)).or_raise(py).map(TensorHeader)
 }
 
+/// Parses the header in the bytes of a whole file.
+#[pyfunction]
+pub(crate) fn parse_header(py: Python<'_>, data: &[u8]) -> PyResult<TensorHeader> {
+    core::Header::parse(data, data.len() as u64).or_raise(py).map(TensorHeader)
+}
+
 /// Files of tensors that are open: what is loaded later is what was looked at.
 #[pyclass(frozen, module = "forebay._forebay")]
 #[derive(Debug)]

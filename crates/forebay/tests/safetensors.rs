@@ -305,6 +305,22 @@ fn a_file_that_the_reference_saved_again_is_loaded_and_told_not_to_be_verified()
 }
 
 #[test]
+fn a_flipped_bit_in_any_byte_of_a_header_is_found() {
+    let directory = directory();
+    let path = directory.path().join("m.safetensors");
+    save_all(&handle(), &path, &tensors());
+    let bytes = fs::read(&path).unwrap();
+    let file_bytes = bytes.len() as u64;
+    let start = Header::parse(&bytes, file_bytes).unwrap().data_start();
+    let mut header = bytes[..usize::try_from(start).unwrap()].to_vec();
+    for offset in 0..header.len() {
+        header[offset] ^= 1;
+        assert!(Header::parse(&header, file_bytes).is_err(), "byte {offset}");
+        header[offset] ^= 1;
+    }
+}
+
+#[test]
 fn a_file_that_is_replaced_during_a_load_is_loaded_as_it_was_opened() {
     let directory = directory();
     let path = directory.path().join("m.safetensors");

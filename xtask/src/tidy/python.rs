@@ -16,6 +16,8 @@ const INTEGRATIONS: &[&str] = &[
     "python/forebay/jax/",
     "python/forebay/cupy/",
     "python/forebay/deepspeed/",
+    "python/forebay/numpy/",
+    "python/forebay/transformers/",
 ];
 
 /// Packages whose functions may import frameworks, and why.

@@ -1,0 +1,177 @@
+"""Files opened for single tensors: ``safe_open``, as ``safetensors`` has it, and slices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from forebay._tensor_files.file import OpenFile
+from forebay._tensor_files.frame import byte_count, frame_for
+from forebay._tensor_files.select import parse_path
+from forebay.errors import TensorFileError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from forebay._tensor_files.frame import Frame, View
+    from forebay._tensor_files.select import Path
+    from forebay._tensor_files.source import Entry
+    from forebay.handle import Handle
+
+__all__ = ["TensorSlice", "check_backend", "safe_open"]
+
+
+class safe_open:  # noqa: N801 (the name that safetensors has)
+    """A safetensors file whose tensors are read when they are asked for.
+
+    Parameters
+    ----------
+    filename : path
+        The file.
+    framework : {"pt", "torch", "pytorch", "np", "numpy"}
+        What tensors are to be.
+    device : str or int
+        Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU.
+    backend : {"mmap", "pread"}
+        Accepted for the sake of ``safetensors``; files are read with Forebay's engine either way.
+    verify : bool
+        Check the checksums of whole tensors, where the file has them. Slices can't be checked.
+    handle : Handle, optional
+        What to read with; by default, a handle of the process.
+
+    Raises
+    ------
+    TensorFileError
+        The file isn't as the format has it, or the framework is none.
+    SystemCallError
+        It can't be opened (also an ``OSError``: ``FileNotFoundError``, …).
+    """
+
+    _file_class: type[OpenFile] = OpenFile
+
+    def __init__(
+        self,
+        filename: Path,
+        framework: str,
+        device: Any = "cpu",
+        *,
+        backend: str = "mmap",
+        verify: bool = True,
+        handle: Handle | None = None,
+    ) -> None:
+        check_backend(backend)
+        self._frame = frame_for(framework)
+        self._device = self._frame.parse_device(device)
+        self._path = parse_path(filename)
+        self._file: OpenFile | None = self._file_class(self._path, verify, handle)
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors, sorted."""
+        return sorted(self._open().header.names)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of the tensors, in the order in which they are in the file."""
+        return list(self._open().header.names)
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the text that was saved with the tensors, or None if there is none."""
+        return self._open().header.metadata
+
+    def get_tensor(self, name: str) -> Any:
+        """Return a tensor."""
+        file = self._open()
+        dtype = file.entry(name).dtype
+        return self._placed(file.whole(self._frame, name), dtype)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Return all tensors, in the order in which they are in the file."""
+        file = self._open()
+        for name in file.header.names:
+            self._frame.check(file.entry(name).dtype)
+        found = file.some(self._frame, None)
+        return {name: self._placed(array, file.entry(name).dtype) for name, array in found}
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """Return what can be indexed for a part of a tensor, and reads that part."""
+        file = self._open()
+        return TensorSlice(file, self._frame, self._device, file.entry(name))
+
+    def _open(self) -> OpenFile:
+        if self._file is None:
+            raise TensorFileError(f"{self._path} is closed", filename=self._path)
+        return self._file
+
+    def _placed(self, array: Any, dtype: str) -> Any:
+        return array if self._device is None else self._frame.move(array, self._device, dtype)
+
+    def __enter__(self) -> safe_open:  # noqa: PYI034 (typing.Self is in 3.11)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Slices that are held keep the file open, and can be read from.
+        self._file = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an open file can't be copied: open it where it is needed")
+
+
+class TensorSlice:
+    """A tensor of a file, of which an index reads the part that it asks for."""
+
+    def __init__(
+        self,
+        file: OpenFile,
+        frame: Frame,
+        device: Any | None,
+        entry: Entry,
+    ) -> None:
+        self._file = file
+        self._frame = frame
+        self._device = device
+        self._name = entry.name
+        self._dtype = entry.dtype
+        self._shape = entry.shape
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Return what the format calls its type, such as ``"BF16"``."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        frame = self._frame
+        view = frame.view(self._dtype, self._shape, index)
+        if view is None:
+            # Which items these are shows with the tensor only.
+            array = self._file.whole(frame, self._name)[index]
+        elif self._is_all(view):
+            array = self._file.whole(frame, self._name).reshape(view.sizes)
+        else:
+            array = self._file.part(frame, self._name, view)
+        return array if self._device is None else frame.move(array, self._device, self._dtype)
+
+    def _is_all(self, view: View) -> bool:
+        """Whether it is every item, in order: there is a checksum for that."""
+        whole = byte_count("U8", self._shape)
+        if view.offset or byte_count("U8", view.sizes) != whole:
+            return False
+        step = 1
+        for size, stride in zip(reversed(view.sizes), reversed(view.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+def check_backend(backend: str) -> None:
+    """Refuse what ``safetensors`` refuses: files are read with Forebay's engine either way."""
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a text, not {type(backend).__name__}")
+    if backend not in {"mmap", "pread"}:
+        raise TensorFileError(f'backend {backend!r} is invalid: it can be "mmap" or "pread"')

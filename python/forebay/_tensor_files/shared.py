@@ -1,0 +1,45 @@
+"""The handle that loads and saves go through when the user gives none."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from forebay.errors import ClosedError
+from forebay.handle import Handle
+
+if TYPE_CHECKING:
+    from forebay import _forebay
+
+__all__ = ["core_of", "shared_handle", "tell"]
+
+_lock = threading.Lock()
+_handles: list[Handle] = []
+
+
+def shared_handle() -> Handle:
+    """Return the process's handle, with the options that suit each drive."""
+    with _lock:
+        if not _handles:
+            _handles.append(Handle())
+        return _handles[0]
+
+
+def core_of(handle: Handle) -> _forebay.Handle:
+    """Return the core of a handle.
+
+    Raises
+    ------
+    ClosedError
+        It is closed.
+    """
+    if not isinstance(handle, Handle):
+        raise TypeError(f"handle must be a forebay.Handle, not {type(handle).__name__}")
+    if handle.closed:
+        raise ClosedError("the handle is closed: make another")
+    return handle._core  # noqa: SLF001
+
+
+def tell(handle: Handle) -> None:
+    """Log what the core had to do otherwise than asked, such as not to verify a file."""
+    handle._log_notices()  # noqa: SLF001

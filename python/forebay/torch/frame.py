@@ -1,0 +1,124 @@
+"""torch, as tensor files need it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay._tensor_files.frame import View
+from forebay.errors import InvalidInputError, TensorFileError, UnsupportedError
+from forebay.torch.tensors import parse_dtype, tensor_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["FRAME", "dtype_code"]
+
+_NAMES = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+"""What torch calls the types of the format; older ones lack some."""
+
+_TYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)
+}
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
+
+
+def dtype_code(dtype: torch.dtype) -> str:
+    """Return what the format calls a type."""
+    code = _CODES.get(dtype)
+    if code is None:
+        raise InvalidInputError(
+            f"the format has no type {dtype}: convert it to one of {', '.join(_NAMES.values())}"
+        )
+    return code
+
+
+class _Torch:
+    title = "torch"
+
+    def check(self, dtype: str) -> None:
+        self._dtype(dtype)
+
+    def over(
+        self, memory: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        kind = self._dtype(dtype)
+        if dtype == "F4":
+            # Two items are one of torch's.
+            shape = (*shape[:-1], shape[-1] // 2)
+        if memory.size == 0:
+            return torch.empty(shape, dtype=kind, device="cpu")
+        return tensor_of(memory, kind, shape)
+
+    def view(self, dtype: str, shape: tuple[int, ...], index: Any) -> View | None:
+        if dtype == "F4":
+            raise UnsupportedError("slices of F4 aren't taken: load the tensor, and slice that")
+        # A tensor without memory answers as one with it would, errors included.
+        whole = torch.empty(shape, dtype=self._dtype(dtype), device="meta")
+        try:
+            part = whole[index]
+        except (NotImplementedError, RuntimeError):
+            # How much a mask picks shows with memory only.
+            return None
+        if part is not whole and not part._is_view():  # noqa: SLF001 (there is no other way to ask)
+            return None
+        return View(int(part.storage_offset()), tuple(part.shape), tuple(part.stride()))
+
+    def parse_device(self, device: Any) -> torch.device | None:
+        if device is None or device == "cpu":
+            return None
+        found: torch.device | None = None
+        if isinstance(device, str | int):
+            try:
+                found = torch.device(device)
+            except (RuntimeError, OverflowError):
+                found = None
+        if found is None or found.type in {"cpu", "meta"}:
+            raise TensorFileError(
+                f'device {device!r} is invalid: write "cpu", "cuda", "cuda:1" or the number of a '
+                "GPU"
+            )
+        return found
+
+    def move(self, array: torch.Tensor, device: Any, code: str) -> torch.Tensor:
+        # Cast there: devices are quicker at it, and the host needs no room for it.
+        return array.to(device).to(self._dtype(code))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def code_of(self, dtype: Any) -> str:
+        return dtype_code(parse_dtype(dtype))
+
+    @staticmethod
+    def _dtype(code: str) -> torch.dtype:
+        kind = _TYPES.get(code)
+        if kind is None:
+            raise UnsupportedError(f"torch {torch.__version__} has no type for {code}")
+        return kind
+
+
+FRAME = _Torch()
+"""torch."""

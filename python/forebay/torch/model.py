@@ -1,0 +1,244 @@
+"""Models: saving and loading them whole, tied tensors included, and loading into what is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay._tensor_files.into import load_into as load_into_arrays
+from forebay._tensor_files.load import Wish
+from forebay.torch.frame import FRAME, dtype_code
+from forebay.torch.safetensors import load_file, save_file
+from forebay.torch.sharing import duplicate_names
+from forebay.torch.tensors import as_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay._tensor_files.select import Keys, Path, Source
+    from forebay.handle import Durability, Handle
+
+__all__ = ["load_into", "load_model", "save_model"]
+
+
+def save_model(
+    model: torch.nn.Module,
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
+    *,
+    checksums: bool = True,
+    durability: Durability = "full",
+    handle: Handle | None = None,
+) -> None:
+    """Save a model's tensors, tied ones once.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    filename : path
+        Where to.
+    metadata : dict of str to str, optional
+        Text to save with them. The name that a tied tensor is saved under is added to it, under the
+        tensor's own name.
+    force_contiguous : bool
+        Save contiguous copies of tensors that aren't.
+    checksums, durability, handle
+        As for :func:`save_file`.
+
+    Raises
+    ------
+    RuntimeError
+        Tensors are parts of a memory that none of them has whole.
+    ValueError
+        A tensor isn't contiguous, and ``force_contiguous`` is false.
+    """
+    tensors = model.state_dict()
+    for kept, others in duplicate_names(tensors).items():
+        for name in others:
+            metadata = {} if metadata is None else metadata
+            metadata.setdefault(name, kept)
+            del tensors[name]
+    if force_contiguous:
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(
+        dict(tensors),
+        filename,
+        metadata,
+        checksums=checksums,
+        durability=durability,
+        handle=handle,
+    )
+
+
+def load_model(
+    model: torch.nn.Module,
+    filename: Source,
+    strict: bool = True,
+    device: str | int = "cpu",
+    *,
+    backend: str = "mmap",
+    verify: bool = True,
+    handle: Handle | None = None,
+) -> tuple[set[str], list[str]]:
+    """Load a model's tensors as :func:`save_model` has saved them, or ``safetensors``.
+
+    :func:`load_into` does so without loading them twice.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        What to load into.
+    filename : path or list of paths
+        As for :func:`load_file`.
+    strict : bool
+        Refuse files that lack a tensor of the model, or have one that it hasn't.
+    device : str or int
+        Where tensors pass through on their way into the model.
+    backend, verify, handle
+        As for :func:`load_file`.
+
+    Returns
+    -------
+    missing : set of str
+        Tensors of the model that the files don't have.
+    unexpected : list of str
+        Tensors of the files that the model doesn't have.
+
+    Raises
+    ------
+    RuntimeError
+        Tensors are missing or unexpected, and ``strict`` is true, or have another shape.
+    """
+    found = load_file(filename, device, backend=backend, verify=verify, handle=handle)
+    duplicates = duplicate_names(model.state_dict(), found)
+    lacking, unexpected = model.load_state_dict(found, strict=False)
+    missing = set(lacking)
+    for others in duplicates.values():
+        # A tied tensor is there under one name; under two, the file is another model's.
+        unexpected += [name for name in others if name not in missing]
+        missing.difference_update(others)
+    if strict and (missing or unexpected):
+        raise RuntimeError(_complaint(model, missing, unexpected))
+    return missing, unexpected
+
+
+def load_into(
+    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    filename: Source,
+    *,
+    strict: bool = True,
+    keys: Keys = None,
+    budget: int | str | None = None,
+    verify: bool = True,
+    handle: Handle | None = None,
+) -> tuple[list[str], list[str]]:
+    """Load tensors of files into the memory of tensors that are there.
+
+    What has the same type and is contiguous on the CPU is read straight into place, with no memory
+    beside it. The rest (another type, another device) streams through a budget. All shapes are
+    compared before the first byte is read; what fails later leaves tensors partly loaded.
+
+    Parameters
+    ----------
+    target : torch.nn.Module or mapping of str to torch.Tensor
+        A model, or tensors by name. Tied tensors need to be in the files once.
+    filename : path or list of paths
+        As for :func:`load_file`.
+    strict : bool
+        Refuse files that lack a tensor of the target, or have one that it hasn't.
+    keys : str, iterable of str or callable, optional
+        As for :func:`load_file`: load these, and leave the rest of the target as it is.
+    budget : int or str, optional
+        Most host memory for what can't be read straight into place; 1 GiB if not given.
+    verify, handle
+        As for :func:`load_file`.
+
+    Returns
+    -------
+    missing : list of str
+        Tensors of the target that the files don't have; with ``keys``, none.
+    unexpected : list of str
+        Tensors of the files, among those asked for, that the target doesn't have.
+
+    Raises
+    ------
+    RuntimeError
+        Tensors are missing or unexpected, and ``strict`` is true.
+    InvalidInputError
+        Shapes differ, or a tensor of the target has no memory (also a ``ValueError``).
+    TensorFileError
+        As for :func:`load_file`.
+    """
+    tensors = target.state_dict() if isinstance(target, torch.nn.Module) else target
+    places = _Places(tensors)
+    wish = Wish(keys=keys, verify=verify, budget=budget)
+    plan = load_into_arrays(places, filename, FRAME, wish)
+    missing = [] if keys is not None else places.without(plan.found)
+    if strict and (missing or plan.unexpected):
+        raise RuntimeError(_complaint(target, missing, plan.unexpected))
+    with torch.no_grad():
+        plan.run(handle)
+    return missing, plan.unexpected
+
+
+class _Places:
+    """Tensors that are loaded into."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape that a tensor has in a file, or None if it isn't there."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            return None
+        shape = tuple(tensor.shape)
+        packed = tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None) and shape
+        return (*shape[:-1], shape[-1] * 2) if packed else shape
+
+    def problem(self, name: str) -> str | None:
+        """Return why a tensor can't be loaded into, if it can't."""
+        if self._tensors[name].device.type == "meta":
+            return "has no memory (it is on the device meta): call .to_empty(device=...) first"
+        return None
+
+    def memory(self, name: str, dtype: str) -> Any | None:
+        """Return a tensor's bytes, if those of the file can go there as they are."""
+        tensor = self._tensors[name]
+        straight = (
+            tensor.device.type == "cpu"
+            and tensor.is_contiguous()
+            and not tensor.is_conj()
+            and not tensor.is_neg()
+            and dtype_code(tensor.dtype) == dtype
+        )
+        return as_bytes(tensor).numpy() if straight else None
+
+    def copy(self, name: str, array: torch.Tensor) -> None:
+        """Copy what was read into a tensor, as its type and to its device."""
+        self._tensors[name].copy_(array)
+
+    def without(self, found: set[str]) -> list[str]:
+        """Return which tensors aren't among the found ones, nor tied to one of them."""
+        loaded = {_identity(self._tensors[name]) for name in found}
+        return [
+            name
+            for name, tensor in self._tensors.items()
+            if name not in found and (tensor.numel() == 0 or _identity(tensor) not in loaded)
+        ]
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _complaint(target: Any, missing: Any, unexpected: Any) -> str:
+    lines = [f"the files don't fit {type(target).__name__}"]
+    if missing:
+        lines.append("they have no " + ", ".join(map(repr, sorted(missing))))
+    if unexpected:
+        lines.append("it has no " + ", ".join(map(repr, sorted(unexpected))))
+    return "; ".join(lines)

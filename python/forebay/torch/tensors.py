@@ -1,0 +1,70 @@
+"""Torch tensors in pinned memory, and as bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from forebay.errors import InvalidBufferError, InvalidInputError
+from forebay.memory import dtype_name
+
+if TYPE_CHECKING:
+    from forebay._forebay import PinnedBuffer
+
+__all__ = ["as_bytes", "parse_dtype", "tensor_of", "tensor_over"]
+
+
+def parse_dtype(dtype: Any) -> torch.dtype:
+    """Return the torch type for a name, a numpy type or a torch type."""
+    name = dtype_name(np.dtype(dtype) if isinstance(dtype, type) else dtype)
+    parsed = getattr(torch, name, None)
+    if not isinstance(parsed, torch.dtype):
+        # numpy's other spellings: "f4", "<i8", "double".
+        with contextlib.suppress(TypeError):
+            parsed = getattr(torch, np.dtype(name).name, None)
+    if not isinstance(parsed, torch.dtype):
+        raise InvalidInputError(f"torch has no type {name!r}")
+    return parsed
+
+
+def tensor_over(buffer: PinnedBuffer, dtype: torch.dtype, extents: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor in a buffer, which is given back with the last view of it."""
+    return tensor_of(np.asarray(buffer), dtype, extents)
+
+
+def tensor_of(
+    memory: np.ndarray[Any, Any], dtype: torch.dtype, extents: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a tensor over an array's bytes, which stay while the tensor or a view of it does.
+
+    It isn't itself a view, so that a view of it refers to it (``_base``), and lives as long.
+    """
+    storage = torch.from_numpy(memory).untyped_storage()
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
+    return tensor.set_(storage, 0, extents)  # type: ignore[call-overload,no-any-return]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes as a one-dimensional tensor that shares its memory.
+
+    Raises
+    ------
+    InvalidBufferError
+        The tensor isn't contiguous: its bytes aren't one after the other.
+    """
+    if not tensor.is_contiguous():
+        raise InvalidBufferError(
+            f"the bytes of a tensor of shape {tuple(tensor.shape)} were asked for, but it isn't "
+            "contiguous: call .contiguous() first"
+        )
+    item_bytes = tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    # Not a view as bytes: that is refused for one item with whatever stride.
+    return flat.set_(  # type: ignore[call-overload,no-any-return]
+        tensor.untyped_storage(),
+        tensor.storage_offset() * item_bytes,
+        (tensor.numel() * item_bytes,),
+    )
