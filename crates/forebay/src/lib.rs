@@ -1,5 +1,6 @@
 //! Files and policy over [`forebay_io`]: what to do with drives, not how to talk to the kernel.
 //!
+//! - [`checkpoint`]: states of a training run, each whole or not there at all.
 //! - [`safetensors`]: files of tensors, read, verified and written.
 //! - [`stripe`]: one logical file over several directories.
 //!
@@ -8,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod config;
 mod kernel_files;
 mod lossy;
