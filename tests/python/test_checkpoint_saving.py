@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import descriptor_count, run_python
+from conftest import ROOT, descriptor_count, run_python
 from forebay.checkpoint import Checkpointer
 from forebay.errors import (
     ClosedError,
@@ -552,6 +552,9 @@ def test_a_checkpoint_says_what_is_in_it_without_forebay(tmp_path: Path) -> None
     assert np.frombuffer(raw, "<f8").tolist() == [0, 1, 2, 3, 4, 5]
     state = json.loads((tmp_path / "step-00000042" / "state.json").read_bytes())
     assert state == {"w": {"$tensor": "w", "of": "numpy"}, "lr": 0.1}
+    # The documentation shows this one.
+    text = (tmp_path / "step-00000042" / "manifest.json").read_text(encoding="utf-8")
+    assert f"```json\n{text}```" in (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

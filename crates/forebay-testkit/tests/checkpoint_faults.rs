@@ -16,6 +16,10 @@ use forebay_testkit::fault::{FaultFactory, FaultPlan, Scope, When};
 /// `ENOSPC`.
 const FULL: i32 = 28;
 
+/// The first call of a save that comes when its state has been captured, in a directory that is
+/// there: before it, five files and directories are made.
+const FIRST_SYNC: usize = 5;
+
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -137,7 +141,8 @@ fn a_full_disk_at_any_write_keeps_what_was_there_and_leaves_nothing() {
 #[test]
 fn a_failure_that_nobody_waited_for_is_told_by_the_next_save_once() {
     let directory = directory();
-    let (checkpointer, _) = faulty(directory.path(), full_at(1));
+    let storage = Arc::new(FaultStorage::new(FIRST_SYNC, FULL));
+    let checkpointer = with_storage(directory.path(), storage);
     let ticket = start(&checkpointer, 7).unwrap().unwrap();
     assert!(checkpointer.wait_idle(Duration::from_secs(60)));
     assert!(ticket.is_done());
@@ -152,11 +157,40 @@ fn a_failure_that_nobody_waited_for_is_told_by_the_next_save_once() {
 #[test]
 fn a_failure_that_was_waited_for_is_not_told_again() {
     let directory = directory();
-    let (checkpointer, _) = faulty(directory.path(), full_at(1));
+    let storage = Arc::new(FaultStorage::new(FIRST_SYNC, FULL));
+    let checkpointer = with_storage(directory.path(), storage);
     let ticket = start(&checkpointer, 7).unwrap().unwrap();
     assert_eq!(ticket.wait().unwrap_err().os_code(), Some(FULL));
     save(&checkpointer, 8).unwrap();
     assert!(checkpointer.take_failure().is_none());
+}
+
+#[test]
+fn a_writer_that_dies_is_told_of_at_once_whoever_waits() {
+    let directory = directory();
+    // Those before are made by the caller's thread, those behind clean up.
+    for at in FIRST_SYNC..FIRST_SYNC + 12 {
+        let faults = Arc::new(FaultStorage::panicking(at));
+        let failing = with_storage(directory.path(), Arc::clone(&faults) as Arc<dyn Storage>);
+        let saved = start(&failing, 7).and_then(|ticket| {
+            let outcome = ticket.map(|ticket| ticket.wait_timeout(Duration::from_secs(60)));
+            outcome.map_or(Ok(true), |outcome| outcome)
+        });
+        assert!(faults.has_failed(), "call {at}");
+        let error = saved.unwrap_err();
+        assert!(error.to_string().contains("step 7 wasn't saved: its writer died"), "{error}");
+        save(&failing, 8).unwrap();
+        check(&failing, 8);
+        drop(failing);
+        let after = with_storage(directory.path(), Arc::new(FileSystem));
+        assert_eq!(leftovers(directory.path()), [""; 0], "call {at}");
+        for step in after.steps().unwrap() {
+            check(&after, step);
+        }
+        drop(after);
+        std::fs::remove_dir_all(directory.path()).unwrap();
+        std::fs::create_dir(directory.path()).unwrap();
+    }
 }
 
 #[test]

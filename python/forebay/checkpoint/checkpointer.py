@@ -141,6 +141,9 @@ class Checkpointer:
         The state may change at once then. What it met later is raised by waiting for it, or else
         by the next save or :meth:`close`.
 
+        Tensors that aren't contiguous, or are on another device than the CPU, are first copied to
+        ordinary memory, beside the budget.
+
         Returns
         -------
         SaveOperation

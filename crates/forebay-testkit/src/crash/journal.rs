@@ -133,14 +133,20 @@ impl Storage for Journal {
 /// The real file system, but for one call, which fails before it does anything.
 #[derive(Debug)]
 pub struct FaultStorage {
-    code: i32,
+    /// What it fails with; `None`: it ends its thread.
+    code: Option<i32>,
     left: AtomicUsize,
 }
 
 impl FaultStorage {
     /// Has the call number `at`, from 0, fail with this `errno`.
     pub fn new(at: usize, code: i32) -> Self {
-        Self { code, left: AtomicUsize::new(at) }
+        Self { code: Some(code), left: AtomicUsize::new(at) }
+    }
+
+    /// Has the call number `at`, from 0, panic.
+    pub fn panicking(at: usize) -> Self {
+        Self { code: None, left: AtomicUsize::new(at) }
     }
 
     /// Whether the call has come.
@@ -151,7 +157,11 @@ impl FaultStorage {
     fn check(&self) -> io::Result<()> {
         let count = |left: usize| (left < usize::MAX).then(|| left.wrapping_sub(1));
         match self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count) {
-            Ok(0) => Err(io::Error::from_raw_os_error(self.code)),
+            Ok(0) => match self.code {
+                Some(code) => Err(io::Error::from_raw_os_error(code)),
+                // A panic without its message, which would look like a test's.
+                None => std::panic::resume_unwind(Box::new("the call that was to end its thread")),
+            },
             _ => Ok(()),
         }
     }

@@ -76,9 +76,10 @@ impl Queue {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Says that a writer died, where it ends without having said anything: a panic.
+    /// Ends a save that nobody works on any more, if it hasn't been: its writer died, or never was.
     pub(super) fn bury(&self, job: &Arc<Job>) {
         if !job.is_done() {
+            job.cancel();
             let text = format!("step {} wasn't saved: its writer died", job.step);
             self.leave(job, Err(Error::new(ErrorKind::Closed, text).hint("save it again")));
         }

@@ -86,6 +86,7 @@ struct Writer {
     tensors: Vec<TensorSpec>,
     shards: Arc<Vec<ShardLayout>>,
     state: Vec<u8>,
+    _obituary: Obituary,
 }
 
 impl Checkpointer {
@@ -183,16 +184,14 @@ impl Checkpointer {
         if !shared.enter(&job, poll)? {
             return Ok(None);
         }
+        let obituary = Obituary(Arc::clone(shared), Arc::clone(&job));
         // What was waited for may have failed.
         let begun = match shared.queue.take_failure() {
             Some(error) => Err(error),
-            None => shared.begin(&job, &state, poll),
+            None => shared.begin(obituary, &state, poll),
         };
         if let Err(error) = begun {
-            // A writer that was started ends the job itself.
-            if !job.is_done() {
-                shared.queue.leave(&job, Err(error.clone()));
-            }
+            // The caller hears of it here.
             let _ = job.take_unheard();
             return Err(error);
         }
@@ -301,10 +300,11 @@ impl Shared {
     /// Starts the writer and captures the state.
     fn begin(
         self: &Arc<Self>,
-        job: &Arc<Job>,
+        obituary: Obituary,
         state: &State<'_>,
         poll: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
+        let job = &Arc::clone(&obituary.1);
         let naming = |error: Error| error.within(format!("step {} wasn't saved", job.step));
         let shards = lay_out(state.tensors, self.options.shard_bytes).map_err(naming)?;
         let shards = Arc::new(shards);
@@ -316,6 +316,7 @@ impl Shared {
             tensors: state.tensors.to_vec(),
             shards: Arc::clone(&shards),
             state: state.rest.to_vec(),
+            _obituary: obituary,
         };
         let (sender, receiver) = channel();
         if let Err(error) = writer.write().begin() {
@@ -323,9 +324,11 @@ impl Shared {
             return Err(naming(error));
         }
         let thread = thread::Builder::new().name("forebay-save".to_owned());
-        thread
-            .spawn(move || writer.run(receiver))
-            .map_err(|error| naming(Error::from_io(error, "cannot start a thread")))?;
+        if let Err(error) = thread.spawn(move || writer.run(receiver)) {
+            // What was begun for it is nobody's now.
+            let _ = leftovers::clean(&*self.storage, &self.directory);
+            return Err(naming(Error::from_io(error, "cannot start a thread")));
+        }
         let chunks = chunks(&shards, self.chunk_bytes);
         let capture =
             Capture { job, pool: &self.pool, shards: &shards, chunks: &chunks, bytes: state.bytes };
@@ -357,7 +360,6 @@ impl Writer {
 
     /// The writer's thread: what is captured, then everything else.
     fn run(self, captured: Receiver<Captured>) {
-        let _obituary = Obituary(Arc::clone(&self.shared), Arc::clone(&self.job));
         let publish = Publish {
             storage: &*self.shared.storage,
             directory: &self.shared.directory,
@@ -380,7 +382,7 @@ impl Writer {
     }
 }
 
-/// Has a writer's death be heard of.
+/// Has a save end, whatever becomes of those who work on it.
 struct Obituary(Arc<Shared>, Arc<Job>);
 
 impl Drop for Obituary {
