@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay::checkpoint::{self as core, CheckpointOptions, State, TensorSpec};
+use forebay::checkpoint::{self as core, CheckpointOptions, Meanwhile, State, TensorSpec};
 use forebay::safetensors::{Dtype, Stop};
 use forebay_io::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -51,14 +51,15 @@ impl Checkpointer {
         opened.or_raise(py).map(|core| Self(Some(Arc::new(core))))
     }
 
-    /// Saves `(name, dtype, shape, array)` tensors and the text of the rest. Returns when they have
-    /// been captured; `None` where the policy is to skip. An interrupt ends it.
+    /// Saves `(name, dtype, shape, array)` tensors and the text of the rest, for a caller who waits for
+    /// it or goes on meanwhile. Returns when they have been captured; `None` where the policy is to skip. An interrupt ends it.
     fn save(
         &self,
         py: Python<'_>,
         step: u64,
         tensors: Vec<Given<'_>>,
         rest: &[u8],
+        waits: bool,
     ) -> PyResult<Option<SaveTicket>> {
         let mut specs = Vec::with_capacity(tensors.len());
         let mut held = Vec::with_capacity(tensors.len());
@@ -68,11 +69,12 @@ impl Checkpointer {
             held.push(Bytes::of(Memory::of(&array, false)?));
         }
         let core = self.core();
+        let meanwhile = if waits { Meanwhile::Waits } else { Meanwhile::GoesOn };
         let mut raised = None;
         let saved = py.detach(|| {
             let bytes: Vec<&[u8]> = held.iter().map(Bytes::as_slice).collect();
             let state = State { tensors: &specs, bytes: &bytes, rest };
-            core.save(step, state, &mut || {
+            core.save(step, state, meanwhile, &mut || {
                 raised = Python::attach(|py| py.check_signals().err());
                 match raised {
                     None => Ok(()),

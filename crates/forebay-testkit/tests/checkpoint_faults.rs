@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay::checkpoint::storage::{FileSystem, Storage};
-use forebay::checkpoint::{CheckpointOptions, Checkpointer, OnBusy, Ticket};
+use forebay::checkpoint::{CheckpointOptions, Checkpointer, Meanwhile, OnBusy, Ticket};
 use forebay_io::engine::{EngineFactory, EngineKind};
 use forebay_io::{Durability, ErrorKind, Handle, Options, Result};
 use forebay_testkit::crash::{FaultStorage, Sample, leftovers};
@@ -46,7 +46,8 @@ fn slow(rate: u64) -> Handle {
 }
 
 fn start(checkpointer: &Checkpointer, step: u64) -> Result<Option<Ticket>> {
-    Sample::new(step, 1).with(|state| checkpointer.save(step, state, &mut || Ok(())))
+    Sample::new(step, 1)
+        .with(|state| checkpointer.save(step, state, Meanwhile::GoesOn, &mut || Ok(())))
 }
 
 fn save(checkpointer: &Checkpointer, step: u64) -> Result<()> {
@@ -204,7 +205,7 @@ fn an_interrupted_capture_leaves_nothing() {
     let checkpointer = Checkpointer::with(directory.path(), options, storage, handle).unwrap();
     let mut calls = 0;
     let saved = sample.with(|state| {
-        checkpointer.save(1, state, &mut || {
+        checkpointer.save(1, state, Meanwhile::GoesOn, &mut || {
             calls += 1;
             if calls > 3 {
                 return Err(forebay_io::Error::new(ErrorKind::Cancelled, "enough"));

@@ -1,12 +1,13 @@
 //! Fifty saves take no more memory and descriptors than one: alone in its process, which it counts.
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use forebay::checkpoint::{CheckpointOptions, Checkpointer};
+use forebay::checkpoint::{CheckpointOptions, Checkpointer, Meanwhile};
 use forebay_testkit::crash::Sample;
 use forebay_testkit::usage::descriptors;
 
 fn save(checkpointer: &Checkpointer, step: u64) {
-    let saved = Sample::new(step, 20).with(|state| checkpointer.save(step, state, &mut || Ok(())));
+    let saved = Sample::new(step, 20)
+        .with(|state| checkpointer.save(step, state, Meanwhile::GoesOn, &mut || Ok(())));
     saved.unwrap().unwrap().wait().unwrap();
 }
 

@@ -133,7 +133,7 @@ class Checkpointer:
         """
         number = self._begin(step)
         self._core.wait_idle()
-        self._start(number, state).wait()
+        self._start(number, state, waits=True).wait()
 
     def save_async(self, step: SupportsIndex, state: Any) -> SaveOperation:
         """Start a :meth:`save`, and return when the state has been captured.
@@ -149,7 +149,7 @@ class Checkpointer:
         SaveOperation
             To wait for; it says how long this call took beside the whole save.
         """
-        return self._start(self._begin(step), state)
+        return self._start(self._begin(step), state, waits=False)
 
     def _begin(self, step: SupportsIndex) -> int:
         self._refuse_closed()
@@ -158,9 +158,9 @@ class Checkpointer:
             raise InvalidInputError(f"step is {number}, it can be 0 to 2**63 - 1")
         return number
 
-    def _start(self, step: int, state: Any) -> SaveOperation:
+    def _start(self, step: int, state: Any, waits: bool) -> SaveOperation:
         encoded = encode(state, self._allow_pickle)
-        return SaveOperation(step, self._core.save(step, encoded.tensors, encoded.rest))
+        return SaveOperation(step, self._core.save(step, encoded.tensors, encoded.rest, waits))
 
     # Loading
 

@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::io::Write;
 use std::process::ExitCode;
 
-use forebay::checkpoint::{CheckpointOptions, Checkpointer};
+use forebay::checkpoint::{CheckpointOptions, Checkpointer, Meanwhile};
 use forebay::io::Result;
 use forebay_testkit::crash::Sample;
 
@@ -49,7 +49,8 @@ fn run(checkpointer: &Checkpointer) -> Result<Infallible> {
         let sample = Sample::new(step, FACTOR);
         say(&format!("began {step}"));
         for _ in 0..=step % 2 {
-            let saved = sample.with(|state| checkpointer.save(step, state, &mut || Ok(())))?;
+            let saved = sample
+                .with(|state| checkpointer.save(step, state, Meanwhile::GoesOn, &mut || Ok(())))?;
             saved.map_or(Ok(()), |ticket| ticket.wait())?;
             say(&format!("returned {step}"));
         }

@@ -43,7 +43,7 @@ pub(super) struct Capture<'a> {
 }
 
 impl Capture<'_> {
-    /// Copies everything, or stops where the job is cancelled. `poll` is called now and then in
+    /// Copies everything, and then has the writer begin unless it had to before; or stops where the job is cancelled. `poll` is called now and then in
     /// the caller's thread; its error ends the capture.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Capture<'_> {
         let available = thread::available_parallelism().map_or(1, usize::from);
         let threads = available.min(THREADS_MAX).min(self.chunks.len() / CHUNKS_PER_THREAD).max(1);
         let (report, reports) = channel();
-        thread::scope(|scope| {
+        let outcome = thread::scope(|scope| {
             for _ in 0..threads {
                 let (sender, report) = (sender.clone(), report.clone());
                 let (next, stop) = (&next, &stop);
@@ -85,7 +85,9 @@ impl Capture<'_> {
                     outcome = outcome.and(Err(error));
                 }
             }
-        })
+        });
+        self.job.begin_writing();
+        outcome
     }
 
     fn copy(&self, next: &AtomicUsize, stop: &AtomicBool, sender: &Sender<Captured>) -> Result<()> {
@@ -105,6 +107,12 @@ impl Capture<'_> {
     /// Memory for a chunk, as soon as there is some; `None` once there is no need for it.
     fn allocate(&self, chunk: Chunk, goes_on: &dyn Fn() -> bool) -> Result<Option<PoolBuffer>> {
         let length = usize::try_from(chunk.end - chunk.start).unwrap_or(usize::MAX);
+        if let Ok(buffer) = self.pool.allocate(length, ALIGNMENT_DEFAULT) {
+            self.job.add_captured();
+            return Ok(Some(buffer));
+        }
+        // What was captured has to be written to make room.
+        self.job.begin_writing();
         while goes_on() {
             match self.pool.allocate_wait(length, ALIGNMENT_DEFAULT, Some(SLICE)) {
                 Ok(buffer) => {

@@ -27,6 +27,8 @@ struct State {
     total: Duration,
     /// Buffers of captured bytes that aren't written yet.
     captured_count: usize,
+    /// Writers may take time from the capture.
+    may_write: bool,
     wakes: Vec<Arc<WakeEvent>>,
 }
 
@@ -67,6 +69,7 @@ impl Job {
 
     pub(super) fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Release);
+        self.begin_writing();
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -75,6 +78,21 @@ impl Job {
 
     pub(super) fn is_done(&self) -> bool {
         self.state().outcome.is_some()
+    }
+
+    /// Has writers begin.
+    pub(super) fn begin_writing(&self) {
+        let was_begun = std::mem::replace(&mut self.state().may_write, true);
+        if !was_begun {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until writers are to begin.
+    pub(super) fn wait_for_beginning(&self) {
+        let before = |state: &mut State| !state.may_write && state.outcome.is_none();
+        let waited = self.changed.wait_while(self.state(), before);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// A buffer was filled.

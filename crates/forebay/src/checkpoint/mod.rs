@@ -43,7 +43,7 @@ pub use manifest::{MANIFEST_BYTES_MAX, Manifest, STATE_BYTES_MAX, Shard, TensorE
 pub use name::{LATEST_FILE, MANIFEST_FILE, STATE_FILE, STEP_MAX, shard_file, step_directory};
 pub use options::{BUDGET_BYTES_MIN, CheckpointOptions, OnBusy};
 pub use read::Reader;
-pub use save::{Checkpointer, State};
+pub use save::{Checkpointer, Meanwhile, State};
 
 /// Values of `errno` that errors of this module carry, from `errno(3)`.
 mod code {

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_io::memory::ALIGNMENT_DEFAULT;
 use forebay_io::{
     Durability, Error, ErrorKind, Handle, Options, Pool, PoolOptions, Result, Tunings,
 };
@@ -25,6 +26,9 @@ use super::read::Reader;
 use super::storage::{FileSystem, Storage};
 use super::write::{Write, sync_directory};
 
+/// The least that memory is mapped by.
+const PAGE_BYTES: usize = 4096;
+
 /// A state to save: its tensors, and everything else as text of which only its owner knows what it
 /// means.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,16 @@ pub struct State<'a> {
     pub rest: &'a [u8],
 }
 
+/// What the caller of a save does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meanwhile {
+    /// It goes on: it is kept for as short as can be. Nothing is written before the state has been
+    /// captured, if that fits the budget, and memory for all of it is there the next time.
+    GoesOn,
+    /// It waits: writing begins at once.
+    Waits,
+}
+
 /// Saves states into a directory, and finds them there. See the [module documentation](super).
 ///
 /// It can be used from several threads at once, and any number of processes can save into one
@@ -45,7 +59,7 @@ pub struct State<'a> {
 /// # Examples
 ///
 /// ```
-/// use forebay::checkpoint::{CheckpointOptions, Checkpointer, State, TensorSpec};
+/// use forebay::checkpoint::{CheckpointOptions, Checkpointer, Meanwhile, State, TensorSpec};
 /// use forebay::safetensors::{Dtype, Stop};
 ///
 /// let directory = tempfile::tempdir()?;
@@ -54,7 +68,7 @@ pub struct State<'a> {
 /// let name = "weights".to_owned();
 /// let tensors = [TensorSpec { name, dtype: Dtype::U8, shape: vec![5] }];
 /// let state = State { tensors: &tensors, bytes: &[&weights], rest: b"{}" };
-/// if let Some(ticket) = checkpointer.save(42, state, &mut || Ok(()))? {
+/// if let Some(ticket) = checkpointer.save(42, state, Meanwhile::GoesOn, &mut || Ok(()))? {
 ///     ticket.wait()?;
 /// }
 /// let reader = checkpointer.reader(None, true)?;
@@ -86,6 +100,7 @@ struct Writer {
     tensors: Vec<TensorSpec>,
     shards: Arc<Vec<ShardLayout>>,
     state: Vec<u8>,
+    meanwhile: Meanwhile,
     _obituary: Obituary,
 }
 
@@ -170,6 +185,7 @@ impl Checkpointer {
         &self,
         step: u64,
         state: State<'_>,
+        meanwhile: Meanwhile,
         poll: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Option<Ticket>> {
         let shared = &self.0;
@@ -188,7 +204,7 @@ impl Checkpointer {
         // What was waited for may have failed.
         let begun = match shared.queue.take_failure() {
             Some(error) => Err(error),
-            None => shared.begin(obituary, &state, poll),
+            None => shared.begin(obituary, &state, meanwhile, poll),
         };
         if let Err(error) = begun {
             // The caller hears of it here.
@@ -272,6 +288,27 @@ impl Shared {
         Err(Error::new(ErrorKind::Closed, text).hint("make one in this process"))
     }
 
+    /// Has memory for a whole state be mapped and touched, as far as the budget goes: a capture that
+    /// got chunks back while it went on has taken less.
+    fn warm(&self, shards: &[ShardLayout]) {
+        let chunks = chunks(shards, self.chunk_bytes);
+        let total: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+        let budget = self.pool.options().budget_bytes.unwrap_or(usize::MAX) as u64;
+        let most = total.min(budget.saturating_sub(self.chunk_bytes));
+        if self.pool.stats().mapped_bytes as u64 >= most {
+            return;
+        }
+        let mut held = Vec::new();
+        for chunk in chunks {
+            let length = usize::try_from(chunk.end - chunk.start).unwrap_or(usize::MAX);
+            let Ok(mut buffer) = self.pool.allocate(length, ALIGNMENT_DEFAULT) else { return };
+            for page in buffer.as_mut_slice().chunks_mut(PAGE_BYTES) {
+                page[0] = 0;
+            }
+            held.push(buffer);
+        }
+    }
+
     /// Gets a place among the saves under way, by the policy; `false` if there is none.
     fn enter(&self, job: &Arc<Job>, poll: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
         let most = self.options.in_flight;
@@ -302,6 +339,7 @@ impl Shared {
         self: &Arc<Self>,
         obituary: Obituary,
         state: &State<'_>,
+        meanwhile: Meanwhile,
         poll: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         let job = &Arc::clone(&obituary.1);
@@ -316,8 +354,12 @@ impl Shared {
             tensors: state.tensors.to_vec(),
             shards: Arc::clone(&shards),
             state: state.rest.to_vec(),
+            meanwhile,
             _obituary: obituary,
         };
+        if meanwhile == Meanwhile::Waits {
+            job.begin_writing();
+        }
         let (sender, receiver) = channel();
         if let Err(error) = writer.write().begin() {
             writer.claim.release(&*self.storage);
@@ -378,6 +420,10 @@ impl Writer {
             Err(error) => Err(error.within(format!("step {step} wasn't saved"))),
         };
         self.claim.release(&*self.shared.storage);
+        if outcome.is_ok() && self.meanwhile == Meanwhile::GoesOn {
+            self.job.finish(Ok(()));
+            self.shared.warm(&self.shards);
+        }
         self.shared.queue.leave(&self.job, outcome);
     }
 }

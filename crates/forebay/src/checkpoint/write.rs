@@ -44,7 +44,7 @@ impl Write<'_> {
         self.directory().join(shard_file(index))
     }
 
-    /// Makes the directory and its files, of their final sizes.
+    /// Makes the directory.
     ///
     /// # Errors
     ///
@@ -60,7 +60,11 @@ impl Write<'_> {
         let directory = self.directory();
         self.storage
             .create_directory(&directory)
-            .map_err(|error| Error::from_io(error, "cannot make").path(&directory))?;
+            .map_err(|error| Error::from_io(error, "cannot make").path(directory))
+    }
+
+    /// Makes the files of the shards, of their final sizes, and writes what isn't tensors.
+    fn make_files(&self) -> Result<()> {
         self.write_small(STATE_FILE, self.state)?;
         for (index, shard) in self.shards.iter().enumerate() {
             let path = self.shard_path(index);
@@ -78,6 +82,11 @@ impl Write<'_> {
     ///
     /// What a transfer or the system says. The job is cancelled then.
     pub(super) fn run(&self, captured: Receiver<Captured>) -> Result<()> {
+        if let Err(error) = self.make_files() {
+            self.job.cancel();
+            return Err(error);
+        }
+        self.job.wait_for_beginning();
         let runs = self.store_chunks(captured)?;
         let mut shards = Vec::new();
         let mut tensors = Vec::new();
