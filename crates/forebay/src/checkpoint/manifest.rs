@@ -417,7 +417,8 @@ mod tests {
                 tensors.push(tensor(&name, 0, at, count));
                 at += 4 * count;
             }
-            let piece_checksums = (0..piece_count(at)).map(|piece| piece as u32).collect();
+            prop_assert_eq!(piece_count(at), 1);
+            let piece_checksums = vec![7];
             let shards = vec![Shard { bytes: at, piece_checksums }];
             let manifest = Manifest { step, state_bytes: 3, state_checksum, shards, tensors };
             prop_assert_eq!(Manifest::parse(&manifest.to_bytes().unwrap()).unwrap(), manifest);
