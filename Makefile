@@ -15,7 +15,8 @@ DIR ?= target/quickstart
 RUST_SOURCES := $(shell find crates/forebay crates/forebay-cli crates/forebay-io crates/forebay-python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 PACKAGE_SOURCES := $(RUST_SOURCES) $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help run test test-rust test-python test-deepspeed check bench bench-python fuzz clean tools
+.PHONY: help run test test-rust test-python test-deepspeed check bench bench-python \
+	bench-checkpoints fuzz clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -56,6 +57,10 @@ bench: tools ## beside fio on this drive and on memory; BENCH='--help' lists the
 
 bench-python: $(VENV)/.package ## small loads and submissions through Python; beside DeepNVMe where it is installed
 	$(BIN)/python crates/forebay-bench/python/through_python.py
+
+bench-checkpoints: $(VENV)/.package ## what saving checkpoints costs a training loop
+	mkdir -p target/bench
+	$(BIN)/python crates/forebay-bench/python/checkpoints.py --dir target/bench
 
 fuzz: tools ## a minute of each fuzz target; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo 'cargo-fuzz is missing: cargo install cargo-fuzz' >&2; exit 1; }

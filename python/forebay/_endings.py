@@ -13,7 +13,14 @@ from forebay import _forebay
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from forebay.handle import Handle
+    class Closable(Protocol):
+        """What has to be closed before a program ends."""
+
+        def close_and_warn(self) -> None:
+            """Finish what is under way, and warn of failures that nobody heard of."""
+
+        def forget_pending(self) -> None:
+            """Forget the parent's operations, in a forked child."""
 
     class Forkable(Protocol):
         """What has operations that a forked child must forget."""
@@ -24,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["forkable", "handles", "report_unraisable"]
 
-handles: weakref.WeakSet[Handle] = weakref.WeakSet()
-"""The handles of this process that are still there."""
+handles: weakref.WeakSet[Closable] = weakref.WeakSet()
+"""The handles and checkpointers of this process that are still there."""
 
 forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
 """What else has to be told of a fork."""

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from forebay import _forebay
 
 if TYPE_CHECKING:
-    from forebay._forebay import Operation
+    from forebay._forebay import Operation, SaveTicket
 
 __all__ = ["finished"]
 
@@ -23,9 +23,9 @@ class _Waker:
 
     def __init__(self) -> None:
         self._event = _forebay.WakeEvent()
-        self._waiting: dict[asyncio.Future[None], Operation] = {}
+        self._waiting: dict[asyncio.Future[None], Operation | SaveTicket] = {}
 
-    async def finished(self, operation: Operation) -> None:
+    async def finished(self, operation: Operation | SaveTicket) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
@@ -49,7 +49,7 @@ class _Waker:
 _wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waker] = WeakKeyDictionary()
 
 
-async def finished(operation: Operation) -> None:
+async def finished(operation: Operation | SaveTicket) -> None:
     """Return once the operation is done, well or badly."""
     loop = asyncio.get_running_loop()
     waker = _wakers.get(loop)

@@ -1,12 +1,13 @@
-//! What a directory can take: the room on its file system, and transfers, tried out with a file.
+//! What a directory can take: the room on its file system, and transfers, tried out with a file;
+//! and names that change places.
 //!
-//! The file has no name wherever the file system can make one without, so nothing is left behind
+//! The trial's file has no name wherever the file system can make one without, so nothing is left behind
 //! whatever ends the process. Elsewhere its name goes when it is dropped.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::config::{EngineChoice, Options};
@@ -49,6 +50,16 @@ pub fn room(path: &Path) -> Result<Room> {
         total_bytes: status.f_blocks.saturating_mul(status.f_frsize),
         available_bytes: status.f_bavail.saturating_mul(status.f_frsize),
     })
+}
+
+/// Has two names change places, in one moment (`RENAME_EXCHANGE`, `renameat2(2)`, Linux 3.15).
+///
+/// # Errors
+///
+/// What the system says; [`std::io::ErrorKind::InvalidInput`] from a file system that can't.
+pub fn exchange(one: &Path, other: &Path) -> std::io::Result<()> {
+    let here = rustix::fs::CWD;
+    Ok(rustix::fs::renameat_with(here, one, here, other, RenameFlags::EXCHANGE)?)
 }
 
 /// What came of moving bytes with an engine.

@@ -92,6 +92,13 @@ impl Error {
         error
     }
 
+    /// Says what the failure was part of, before the rest of the message.
+    #[must_use]
+    pub fn within(mut self, whole: impl fmt::Display) -> Self {
+        self.0.message = format!("{whole}: {}", self.0.message);
+        self
+    }
+
     /// Names the operation, such as `"store"`.
     #[must_use]
     pub fn operation(mut self, operation: &'static str) -> Self {
@@ -243,6 +250,13 @@ mod tests {
              No space left on device (os error 28) [engine uring]; free some space"
         );
         assert_eq!(size_of::<Error>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn what_a_failure_was_part_of_comes_before_it() {
+        let error = Error::from_os(28, "cannot write").path("/a").within("step 7 wasn't saved");
+        let text = "step 7 wasn't saved: cannot write /a: No space left on device (os error 28)";
+        assert_eq!(error.to_string(), text);
     }
 
     #[test]

@@ -224,7 +224,7 @@ fn read_options(
 }
 
 /// What drives were found to do best with, if that is stored for any.
-fn stored_tunings(py: Python<'_>) -> PyResult<Option<Arc<dyn Tunings>>> {
+pub(crate) fn stored_tunings(py: Python<'_>) -> PyResult<Option<Arc<dyn Tunings>>> {
     match py.detach(Profiles::load) {
         Ok(profiles) if profiles.is_empty() => Ok(None),
         Ok(profiles) => Ok(Some(Arc::new(profiles))),

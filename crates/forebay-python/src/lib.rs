@@ -14,6 +14,7 @@
 use pyo3::prelude::*;
 
 mod buffer;
+mod checkpoint;
 mod command;
 mod compare;
 mod error;
@@ -29,6 +30,8 @@ mod tensor_stream;
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
 mod _forebay {
+    #[pymodule_export]
+    use super::checkpoint::{CheckpointReader, Checkpointer, SaveTicket};
     #[pymodule_export]
     use super::command::run_command;
     #[pymodule_export]

@@ -128,6 +128,12 @@ pub(crate) fn slice(deadline: Option<Instant>) -> Duration {
 #[derive(Debug)]
 pub(crate) struct WakeEvent(Arc<engine::WakeEvent>);
 
+impl WakeEvent {
+    pub(crate) fn core(&self) -> &Arc<engine::WakeEvent> {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl WakeEvent {
     #[new]

@@ -4,6 +4,7 @@
 //!   included. It is the definition of what [`forebay_io::engine::Engine`] promises.
 //! - [`fault`] wraps any engine in one that fails as planned: error codes, real short transfers,
 //!   late and reordered completions, full queues. A plan is seeded, and printed when a test fails.
+//! - [`crash`] plays back what a power cut leaves of a directory of checkpoints.
 //! - [`seccomp`] refuses system calls to the current thread, as a container's filter would. The
 //!   program `deny-syscalls` does it to a command.
 //! - [`memory`] makes contents that tell every position apart, at addresses that break rules;
@@ -23,6 +24,7 @@
 //! An engine that this host lacks is skipped, and the reason is printed.
 
 pub mod conformance;
+pub mod crash;
 pub mod fault;
 pub mod memory;
 pub mod random;

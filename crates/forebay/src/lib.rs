@@ -1,5 +1,6 @@
 //! Files and policy over [`forebay_io`]: what to do with drives, not how to talk to the kernel.
 //!
+//! - [`checkpoint`]: states of a training run, each whole or not there at all.
 //! - [`safetensors`]: files of tensors, read, verified and written.
 //! - [`stripe`]: one logical file over several directories.
 //!
@@ -9,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+pub mod checkpoint;
 pub mod config;
 pub mod convert;
 mod kernel_files;

@@ -1,0 +1,100 @@
+"""Torch tensors in checkpoints: what they are, where their bytes are, how they come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.checkpoint.arrays import Plain
+from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
+from forebay.torch import tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    import numpy as np
+
+__all__ = ["TorchState"]
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""What files call torch's types."""
+
+_NAMES = {name: own for own, name in _DTYPES.items()}
+
+
+class TorchState:
+    """Torch's tensors. Parameters are saved as tensors, whatever their gradients."""
+
+    name = "torch"
+
+    def plain(self, tensor: torch.Tensor) -> Plain:
+        """Return what a tensor is."""
+        if hasattr(tensor, "to_local"):
+            raise InvalidInputError("a distributed tensor: save its .to_local()")
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise InvalidInputError(
+                f"a tensor of layout {tensor.layout} and type {tensor.dtype} has no plain values: "
+                "save its parts"
+            )
+        if tensor.is_meta:
+            raise InvalidInputError("a tensor on the device meta has no values")
+        own = str(tensor.dtype).removeprefix("torch.")
+        shape = tuple(tensor.shape)
+        name = _DTYPES.get(own)
+        if name is None:
+            return Plain("U8", (*shape, tensor.element_size()), own)
+        return Plain(name, shape, None)
+
+    def identity(self, tensor: torch.Tensor) -> Hashable:
+        """Return its place in memory and its layout."""
+        if tensor.numel() == 0:
+            return id(tensor)
+        layout = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        return ("torch", str(tensor.device), layout, tensor.is_conj(), tensor.is_neg())
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return it, or a copy on the CPU in C order."""
+        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+    def build(self, memory: np.ndarray[Any, Any], plain: Plain) -> torch.Tensor:
+        """Return a tensor over bytes."""
+        dtype = getattr(torch, plain.own_dtype or _NAMES.get(plain.dtype, ""), None)
+        if not isinstance(dtype, torch.dtype):
+            raise MismatchError(
+                f"torch has no type for tensors of {plain.own_dtype or plain.dtype}"
+            )
+        shape = plain.shape if plain.own_dtype is None else plain.shape[:-1]
+        if memory.size and memory.ctypes.data % dtype.itemsize:
+            memory = memory.copy()
+        return tensor_of(memory, dtype, shape)
+
+    def refuse_target(self, tensor: torch.Tensor) -> None:
+        """Raise an error if a tensor's elements share memory, so that they can't be filled."""
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(extent > 1 and stride == 0 for extent, stride in strides):
+            raise InvalidBufferError("the tensor to load into is expanded: its elements are one")
+
+    def fill(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy values to a tensor, on any device."""
+        tensor.detach().copy_(source)
