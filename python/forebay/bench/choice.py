@@ -70,11 +70,11 @@ def phases(options: dict[str, Any]) -> list[list[str]]:
     A load of a file isn't to depend on what was written just before, so files are stored once for
     all loads, and what storing takes is measured after that.
     """
-    both = {"no_read": ["load", "warm"], "no_write": ["store", "background"]}
+    stores, loads = not options["no_write"], not options["no_read"]
     if options["what"] == "files":
-        return [ways for unwanted, ways in both.items() if not options[unwanted]]
-    ways = {"no_write": "store", "no_read": "load"}
-    return [[way for unwanted, way in ways.items() if not options[unwanted]]]
+        both = ((["load", "warm"], loads), (["store", "background"], stores))
+        return [ways for ways, wanted in both if wanted]
+    return [[way for way, wanted in (("store", stores), ("load", loads)) if wanted]]
 
 
 def files_at_once(options: dict[str, Any]) -> int:
