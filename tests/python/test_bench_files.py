@@ -49,7 +49,7 @@ def test_every_library_has_the_same_bytes_cold_and_warm(tmp_path: Path) -> None:
         assert (subject["store"] is not None) == (subject["name"] == "safetensors")
         for way in ("load", "warm"):
             assert len(subject[way]["seconds"]) == 2
-            assert 0 < subject[way]["touch_seconds"] < sum(subject[way]["seconds"])
+            assert subject[way]["touch_seconds"] > 0
     assert os.listdir(tmp_path) == []
 
 

@@ -40,7 +40,7 @@ class Turn:
     cpu_seconds: float
     extra_bytes: int | None
     touch_seconds: float = 0.0
-    """How much of it was touching what had been loaded."""
+    """How long touching takes what is in memory, which is part of the time of a load."""
 
 
 @dataclass
