@@ -87,6 +87,8 @@ def _subject(
     }
     if ways["load"] is not None:
         ways["load"]["cached_before_bytes"] = result.cached_before_bytes
+    if ways["warm"] is not None:
+        ways["warm"]["missing_before_bytes"] = result.missing_before_bytes
     return {
         "name": result.name,
         "title": result.kind.title,
