@@ -105,7 +105,7 @@ def test_every_subject_is_here_or_says_why_not(tmp_path: Path) -> None:
         ((*FILES, "--only", "numpy"), "'numpy' is not known; these are: forebay, "),
         ((*FILES, "--tensor-size", "64M"), "goes with --what tensors"),
         (("--tensor-count", "40"), "goes with --what files"),
-        ((*FILES, "--size", "1M", "--tensor-count", "65536"), "pass more --size"),
+        ((*FILES, "--size", "1000000", "--tensor-count", "65536"), "pass more --size"),
         ((*FILES, "--tensor-count", "65537"), "65536 are the most"),
         ((*FILES, "--tensor-count", "0"), "0"),
     ],
