@@ -18,13 +18,14 @@ from conftest import need_root, pattern, undocumented_keys
 from forebay.bench import chart, figures, measure, payload, worker
 from forebay.bench.crew import Lost, Member, crew
 from forebay.bench.problem import Problem
-from forebay.bench.subjects import SUBJECTS
+from forebay.bench.subjects import COMPARISONS
 from forebay.bench.subjects.fio import Setting, parse_setting
 from forebay.bench.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SUBJECTS = COMPARISONS["tensors"]
 COMMAND = [sys.executable, "-m", "forebay", "bench"]
 PLAIN = ("--only", "forebay,forebay-ordinary,python,numpy")
 LONG = ("--rounds", "100000")
@@ -184,7 +185,7 @@ class _Told:
 
 
 def test_a_subject_with_wrong_bytes_fails_and_the_next_goes_on(tmp_path: Path) -> None:
-    wrong, right = measure.Result("python"), measure.Result("python")
+    wrong, right = measure.Result(SUBJECTS["python"]), measure.Result(SUBJECTS["python"])
     pairs: Any = [(_Told("layers.3.weight"), wrong), (_Told(None), right)]
     measure.measure(pairs, str(tmp_path), 3, ["store", "load"], lambda _: None)
     assert wrong.failure == "tensor 'layers.3.weight' came back with different bytes"
@@ -224,10 +225,10 @@ def test_our_safetensors_file_is_one_to_the_library(tmp_path: Path) -> None:
 def test_ratios_are_of_the_same_rounds() -> None:
     def result(name: str, seconds: dict[int, float]) -> measure.Result:
         turns = [measure.Turn(number, time, 0.5, 7) for number, time in seconds.items()]
-        return measure.Result(name, store=turns)
+        return measure.Result(SUBJECTS[name], store=turns)
 
     ours, theirs = result("forebay", {0: 1.0, 1: 2.0, 2: 4.0}), result("numpy", {1: 6.0, 2: 8.0})
-    ways = [figures._way(one.store, ours.store, 1 << 30) for one in (ours, theirs)]
+    ways = [figures._way(one.store, ours.store, (), 1 << 30) for one in (ours, theirs)]
     assert ways[0] is not None
     assert ways[1] is not None
     assert ways[0]["time_ratio"] == {"median": 1.0, "min": 1.0, "max": 1.0}
@@ -315,7 +316,7 @@ def test_a_drive_that_fills_up_on_the_way_is_said_to_be_full(small_ext4: Path) -
     layout = payload.Layout.of([1 << 20], 20 << 20)
     number = payload.make(layout)
     try:
-        with crew(["python"], number, str(small_ext4)) as (member,):
+        with crew("tensors", ["python"], number, str(small_ext4)) as (member,):
             member.do(
                 do="setup", fio=None, compile=False, look=False, layout=vars(layout),
                 directory=str(small_ext4),
@@ -329,7 +330,7 @@ def test_a_drive_that_fills_up_on_the_way_is_said_to_be_full(small_ext4: Path) -
 
 def test_a_process_that_cannot_be_spoken_to_is_lost_with_its_last_words(tmp_path: Path) -> None:
     number = os.memfd_create("nothing")
-    member = Member("no-such-subject", number, str(tmp_path))
+    member = Member("tensors", "no-such-subject", number, str(tmp_path))
     try:
         with pytest.raises(Lost, match=r"ended with code 1: .*KeyError"):
             member.do(do="setup")

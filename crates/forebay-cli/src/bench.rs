@@ -11,7 +11,18 @@ use crate::output::Output;
 const EXAMPLES: &str = "Examples:\n  \
     forebay bench --dir /nvme --size 4G --output bench.html\n  \
     forebay bench --only forebay,torch,safetensors --tensor-size 64M,16M,100K --rounds 7\n  \
+    forebay bench --what files --dir /nvme --output files.html     files of 40 and of 5,000 tensors\n  \
     forebay bench --list                                    what is here, and why others aren't";
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+enum What {
+    /// Storing and loading the bytes of tensors
+    Tensors,
+    /// Saving and loading files of tensors: safetensors files and others, cold and warm
+    Files,
+}
 
 /// Options of `forebay bench`.
 #[derive(Debug, Serialize, clap::Args)]
@@ -22,8 +33,12 @@ pub(crate) struct Bench {
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
-    /// Bytes of all tensors
-    #[arg(long, default_value = "1G")]
+    /// What is compared
+    #[arg(long, value_enum, default_value_t = What::Tensors)]
+    what: What,
+
+    /// Bytes of all tensors; with --what files, 2G by default
+    #[arg(long, default_value = "1G", default_value_if("what", "files", "2G"))]
     size: ByteSize,
 
     /// Bytes of the tensors, taken in turn until all have --size
@@ -32,9 +47,20 @@ pub(crate) struct Bench {
         alias = "tensors",
         value_name = "BYTES,…",
         value_delimiter = ',',
-        default_value = "64M,16M,16M,4M,16K"
+        default_value = "64M,16M,16M,4M,16K",
+        default_value_if("what", "files", None)
     )]
     tensor_size: Vec<ByteSize>,
+
+    /// Tensors in a file, for one file after the other [with --what files: 40,5000]
+    #[arg(
+        long,
+        value_name = "COUNT,…",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(1..),
+        default_value_if("what", "files", "40,5000")
+    )]
+    tensor_count: Vec<u32>,
 
     /// Rounds, in each of which everyone has a turn
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]

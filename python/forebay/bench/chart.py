@@ -6,9 +6,13 @@ The page needs nothing beside itself, and follows the reader's choice of light o
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forebay.bench.report import columns
+from forebay.bench.figures import WAYS, parts
+from forebay.bench.report import BACKGROUND_HEADINGS, HEADINGS, background_columns, columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["page"]
 
@@ -43,40 +47,53 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { color: var(--quiet); font-weight: 500; }
 """
 
-_WAYS = (
-    ("store", "Store", "until the bytes are on the drive"),
-    ("load", "Load", "with a cold page cache"),
-)
-_HEADINGS = ("", "GB/s", "spread", "CPU s/GiB", "MiB more", "forebay is", "spread")
-
 
 def page(document: dict[str, Any]) -> str:
     """Return the page."""
-    payload = document["payload"]
-    title = f"{payload['tensors']} tensors, {payload['bytes'] / 1e9:.2f} GB"
-    parts = [
-        f"<h1>{title}</h1>",
-        f"<p>{escape(document['directory'])} ({escape(document['file_system'])}), "
-        f"{document['rounds']} rounds in turn; bars are medians, lines reach from the slowest "
-        "round to the fastest.</p>",
-    ]
-    for way, heading, explanation in _WAYS:
-        rows = [subject for subject in document["subjects"] if subject[way]]
-        if rows:
-            parts += [
-                f"<h2>{heading}, GB/s</h2>",
-                f"<p>{explanation}</p>",
-                _bars(rows, way, f"{heading}: {title}"),
-                _table(rows, way),
-            ]
-    parts.append(_remarks(document))
+    titles = [_title(part) for part in parts(document)]
+    shown = []
+    for part, title in zip(parts(document), titles, strict=True):
+        shown += [
+            f"<h1>{title}</h1>",
+            f"<p>{escape(document['directory'])} ({escape(document['file_system'])}), "
+            f"{document['rounds']} rounds in turn; bars are medians, lines reach from the slowest "
+            "round to the fastest.</p>",
+            *_part(part, title),
+        ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>forebay bench: {title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
+        f"<title>forebay bench: {'; '.join(titles)}</title>\n<style>{_STYLE}</style>\n"
+        "</head>\n<body>\n" + "\n".join(shown) + "\n</body>\n</html>\n"
     )
+
+
+def _title(part: dict[str, Any]) -> str:
+    payload = part["payload"]
+    return f"{payload['tensors']} tensors, {payload['bytes'] / 1e9:.2f} GB"
+
+
+def _part(part: dict[str, Any], title: str) -> list[str]:
+    shown = []
+    for way, (heading, explanation) in WAYS.items():
+        rows = [subject for subject in part["subjects"] if subject[way]]
+        if rows:
+            shown += [
+                f"<h2>{heading}, GB/s</h2>",
+                f"<p>{explanation}</p>",
+                _bars(rows, way, f"{heading}: {title}"),
+                _table(HEADINGS, [(row, columns(row[way])) for row in rows]),
+            ]
+    rows = [subject for subject in part["subjects"] if subject["background"]]
+    if rows:
+        shown += [
+            "<h2>Save in the background</h2>",
+            "<p>beside a copy of the tensors, and a loop that computes meanwhile</p>",
+            _table(
+                BACKGROUND_HEADINGS, [(row, background_columns(row["background"])) for row in rows]
+            ),
+        ]
+    return [*shown, _remarks(part)]
 
 
 def _bars(rows: list[dict[str, Any]], way: str, title: str) -> str:
@@ -123,28 +140,28 @@ def _step(most: float) -> float:
         size *= 10
 
 
-def _table(rows: list[dict[str, Any]], way: str) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
+def _table(headings: Sequence[str], rows: Sequence[tuple[dict[str, Any], list[str]]]) -> str:
+    head = "".join(f"<th>{heading}</th>" for heading in ("", *headings))
     body = []
-    for row in rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in columns(row[way]))
+    for row, figures in rows:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in figures)
         name = row["title"] if row["version"] is None else f"{row['title']} {row['version']}"
         body.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>'
 
 
-def _remarks(document: dict[str, Any]) -> str:
+def _remarks(part: dict[str, Any]) -> str:
     remarks = [
         f"{subject['title']} failed: {subject['failure']}"
-        for subject in document["subjects"]
+        for subject in part["subjects"]
         if subject["failure"]
     ]
     remarks += [
         f"{subject['title']}: {subject['detail']}"
-        for subject in document["subjects"]
+        for subject in part["subjects"]
         if subject["detail"]
     ]
-    remarks += [f"left out: {left['name']}: {left['reason']}" for left in document["left_out"]]
-    remarks += document["notes"]
+    remarks += [f"left out: {left['name']}: {left['reason']}" for left in part["left_out"]]
+    remarks += part["notes"]
     items = "".join(f"<li>{escape(remark)}</li>" for remark in remarks)
     return f"<h2>To know</h2>\n<ul>{items}</ul>" if items else ""

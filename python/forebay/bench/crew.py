@@ -13,9 +13,12 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.problem import Problem, explain
+from forebay.bench.subjects import COMPARISONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from forebay.bench.subjects.subject import Subject
 
 __all__ = ["Lost", "Member", "crew"]
 
@@ -31,13 +34,14 @@ class Lost(Exception):  # noqa: N818 (what became of a subject, not an error of 
 class Member:
     """The process of one subject."""
 
-    def __init__(self, name: str, number: int, directory: str) -> None:
+    def __init__(self, what: str, name: str, number: int, directory: str) -> None:
         self.name = name
+        self._what = what
         self._directory = directory
         self._complaints = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (closed by `end`)
         # A session of its own: Ctrl-C reaches the command alone, which then ends it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.bench.worker", name, str(number)],
+            [sys.executable, "-m", "forebay.bench.worker", what, name, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -48,9 +52,9 @@ class Member:
         )
 
     @property
-    def process_id(self) -> int:
-        """The number of the process."""
-        return self._process.pid
+    def kind(self) -> type[Subject]:
+        """The subject."""
+        return COMPARISONS[self._what][self.name]
 
     def ask(self, **step: Any) -> None:
         """Have it begin a step."""
@@ -103,13 +107,13 @@ class Member:
 
 
 @contextlib.contextmanager
-def crew(names: Sequence[str], number: int, directory: str) -> Iterator[list[Member]]:
-    """Start a process for each subject; end them all at the end."""
+def crew(what: str, names: Sequence[str], number: int, directory: str) -> Iterator[list[Member]]:
+    """Start a process for each subject of a comparison; end them all at the end."""
     members: list[Member] = []
     try:
         for name in names:
             try:
-                members.append(Member(name, number, directory))
+                members.append(Member(what, name, number, directory))
             except OSError as error:
                 raise Problem(f"cannot start a process for {name}: {error}", 3) from error
         yield members

@@ -8,16 +8,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.chart import page
+from forebay.bench.choice import files_at_once, layouts, names, phases
 from forebay.bench.crew import Lost, crew
-from forebay.bench.figures import document
-from forebay.bench.measure import Result, measure
+from forebay.bench.figures import head, part, parts
+from forebay.bench.measure import GIVEN, Result, measure
 from forebay.bench.output import complain, fitting, say, say_object
 from forebay.bench.payload import Layout, SharedTensors, make, write_safetensors
 from forebay.bench.place import check_directory, check_memory, check_space
-from forebay.bench.problem import EXIT_DIRECTORY, EXIT_FAILED, EXIT_USAGE, Problem, explain
+from forebay.bench.problem import EXIT_DIRECTORY, EXIT_FAILED, Problem, explain
 from forebay.bench.report import table
 from forebay.bench.scratch import remove_stale, scratch
-from forebay.bench.subjects import SUBJECTS
 from forebay.bench.subjects.fio import parse_setting
 from forebay.errors import ForebayError
 
@@ -26,34 +26,33 @@ if TYPE_CHECKING:
 
     from forebay.bench.crew import Member
 
+    Pairs = list[tuple[Member, Result]]
+
 __all__ = ["run"]
 
 _COPIES = 3.5
 """Copies of all tensors in memory at the most: the shared one, a subject's two, half to spare."""
-_TENSORS_MAX = 1 << 16
 
 
 def run(options: dict[str, Any]) -> int:
     """Run the subcommand with its options; return the exit code."""
     directory = options["dir"]
     try:
-        names = _chosen(options["only"], options["skip"])
+        chosen = names(options)
         if options["fio"] is not None:
             parse_setting(options["fio"])
         if options["list"]:
-            return _list(names, options)
-        layout = _layout(options)
+            return _list(chosen, options)
+        payloads = layouts(options)
         check_directory(directory)
         remove_stale(directory, "bench")
         chart = options["output"]
         if chart is not None:
             _check_chart(chart)
-        size = sum(layout.sizes)
+        size = options["size"]
         check_memory(size, _COPIES)
-        # One subject's file at a time, and the one that is given to loaders; without stores, all.
-        files = len(names) + 1 if options["no_write"] else 2
-        check_space(directory, files * size)
-        return _compare(names, layout, options)
+        check_space(directory, files_at_once(options) * size)
+        return _compare(chosen, payloads, options)
     except Problem as problem:
         return _give_up(problem, json=options["json"])
     except BrokenPipeError:
@@ -71,28 +70,6 @@ def _give_up(problem: Problem, *, json: bool) -> int:
         with contextlib.suppress(Problem):
             say_object("error", {"message": str(problem), "exit": problem.code})
     return problem.code
-
-
-def _chosen(only: Sequence[str], skip: Sequence[str]) -> list[str]:
-    unknown = [name for name in (*only, *skip) if name not in SUBJECTS]
-    if unknown:
-        text = f"{unknown[0]!r} is not known; these are: {', '.join(SUBJECTS)}"
-        raise Problem(text, EXIT_USAGE)
-    names = [name for name in SUBJECTS if name not in skip and (not only or name in only)]
-    if not names:
-        raise Problem("there is nothing left to compare: --skip fewer", EXIT_USAGE)
-    return names
-
-
-def _layout(options: dict[str, Any]) -> Layout:
-    size, sizes = options["size"], options["tensor_size"]
-    if size < 1 or not all(one > 0 for one in sizes):
-        raise Problem("--size and each --tensor-size must be at least 1 byte", EXIT_USAGE)
-    count = size // sum(sizes) * len(sizes)
-    if count > _TENSORS_MAX:
-        text = f"these are {count} tensors, {_TENSORS_MAX} are the most: pass larger --tensor-size"
-        raise Problem(text, EXIT_USAGE)
-    return Layout.of(sizes, size)
 
 
 def _check_chart(path: str) -> None:
@@ -114,28 +91,46 @@ def _no_chart(path: str, error: OSError) -> Problem:
     return Problem(f"cannot write {path}: {error.strerror}; pass another --output", EXIT_DIRECTORY)
 
 
-def _compare(names: Sequence[str], layout: Layout, options: dict[str, Any]) -> int:
+def _compare(chosen: Sequence[str], payloads: Sequence[Layout], options: dict[str, Any]) -> int:
+    turns = sum(2 + options["rounds"] * len(ways) for ways in phases(options))
+    with _Progress(len(payloads) * len(chosen) * (1 + turns)) as progress:
+        found = [_part(chosen, layout, options, progress) for layout in payloads]
+    several = {"files": found} if options["what"] == "files" else found[0]
+    return _show({**head(options), **several}, options)
+
+
+def _part(
+    chosen: Sequence[str], layout: Layout, options: dict[str, Any], progress: _Progress
+) -> dict[str, Any]:
+    """Compare with one set of tensors."""
     directory = options["dir"]
-    ways = [way for way, no in (("store", "no_write"), ("load", "no_read")) if not options[no]]
     number = make(layout)
     try:
         with (
-            _Progress(len(names) * (3 + options["rounds"] * len(ways))) as progress,
             scratch(directory, "bench") as path,
-            crew(names, number, directory) as members,
+            crew(options["what"], chosen, number, directory) as members,
         ):
             pairs, left_out = _set_up(members, layout, options, path, progress)
             if not pairs:
                 reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out)
                 raise Problem(f"none of these can be compared here: {reasons}", EXIT_DIRECTORY)
-            if any(not SUBJECTS[member.name].stores for member, _ in pairs):
-                shared = SharedTensors(number, layout)
-                write_safetensors(os.path.join(path, "model.safetensors"), shared.tensors)
-            measure(pairs, path, options["rounds"], ways, progress.step)
+            for ways in phases(options):
+                going = [pair for pair in pairs if _goes(pair[1], ways)]
+                if not going:
+                    continue
+                if any(not result.kind.stores for _, result in going):
+                    shared = SharedTensors(number, layout)
+                    write_safetensors(os.path.join(path, GIVEN), shared.tensors)
+                measure(going, path, options["rounds"], ways, progress.step)
     finally:
         os.close(number)
-    results = [result for _, result in pairs]
-    return _show(document(results, layout, directory, options, left_out), options)
+    return part([result for _, result in pairs], layout, left_out)
+
+
+def _goes(result: Result, ways: Sequence[str]) -> bool:
+    """Whether a subject has a part in a phase."""
+    kind = result.kind
+    return "load" in ways or (kind.stores and kind.store_is_timed)
 
 
 def _set_up(
@@ -144,12 +139,12 @@ def _set_up(
     options: dict[str, Any],
     path: str,
     progress: _Progress,
-) -> tuple[list[tuple[Member, Result]], list[tuple[str, str]]]:
+) -> tuple[Pairs, list[tuple[str, str]]]:
     """Get the subjects ready, one after the other: some of them measure while they do."""
     pairs, left_out = [], []
     for member in members:
         progress.step(f"{member.name}: set up")
-        result = Result(member.name)
+        result = Result(member.kind)
         try:
             answer = _look(member, options, layout=vars(layout), directory=path, look=False)
         except Lost as lost:
@@ -159,10 +154,10 @@ def _set_up(
             left_out.append((member.name, answer["unavailable"]))
             continue
         result.version, result.detail = answer["version"], answer["detail"]
-        if SUBJECTS[member.name].stores or not options["no_read"]:
+        if any(_goes(result, ways) for ways in phases(options)):
             pairs.append((member, result))
         else:
-            left_out.append((member.name, "it stores nothing, and --no-read measures no loading"))
+            left_out.append((member.name, "only its loading is measured, and --no-read forbids it"))
     return pairs, left_out
 
 
@@ -170,18 +165,18 @@ def _look(member: Member, options: dict[str, Any], **step: Any) -> dict[str, Any
     return member.do(do="setup", fio=options["fio"], compile=options["compile"], **step)
 
 
-def _list(names: Sequence[str], options: dict[str, Any]) -> int:
+def _list(chosen: Sequence[str], options: dict[str, Any]) -> int:
     """Say what can be compared here, and why others can't."""
     rows = []
     number = os.memfd_create("forebay-bench")
     try:
-        with crew(names, number, options["dir"]) as members:
+        with crew(options["what"], chosen, number, options["dir"]) as members:
             for member in members:
                 try:
                     reason = _look(member, options, look=True)["unavailable"]
                 except Lost as lost:
                     reason = str(lost)
-                rows.append((member.name, SUBJECTS[member.name].title, reason))
+                rows.append((member.name, member.kind.title, reason))
     finally:
         os.close(number)
     if options["json"]:
@@ -203,17 +198,21 @@ def _show(figures: dict[str, Any], options: dict[str, Any]) -> int:
         except OSError as error:
             raise _no_chart(chart, error) from error
     if options["json"]:
-        say_object("bench", figures)
+        say_object("bench.files" if options["what"] == "files" else "bench", figures)
     else:
-        payload = figures["payload"]
-        say(
-            f"{payload['tensors']} tensors, {payload['bytes'] / 1e9:.2f} GB, "
-            f"{figures['rounds']} rounds, in {figures['directory']} ({figures['file_system']})\n"
-        )
-        say(table(figures))
+        for index, found in enumerate(parts(figures)):
+            if index:
+                say("\n")
+            payload = found["payload"]
+            say(
+                f"{payload['tensors']} tensors, {payload['bytes'] / 1e9:.2f} GB, "
+                f"{figures['rounds']} rounds, in {figures['directory']} "
+                f"({figures['file_system']})\n"
+            )
+            say(table(found))
         if chart is not None:
             say(f"\nchart: {chart}")
-    failed = any(subject["failure"] for subject in figures["subjects"])
+    failed = any(subject["failure"] for found in parts(figures) for subject in found["subjects"])
     return EXIT_FAILED if failed else 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.tensor import Tensor
@@ -21,6 +22,8 @@ __all__ = ["Layout", "SharedTensors", "make", "write_safetensors"]
 _ALIGNMENT = 64
 """Where allocators put arrays: at multiples of a cache line."""
 _CHUNK_BYTES = 64 << 20
+_GRAIN = 16
+"""Sizes that any type's elements divide."""
 _COLUMNS = 1024
 
 
@@ -45,6 +48,13 @@ class Layout:
             place += -(-size // _ALIGNMENT) * _ALIGNMENT
             left -= size
         return cls(taken, places, max(place, 1))
+
+    @classmethod
+    def split(cls, total: int, count: int) -> Layout:
+        """Share ``total`` bytes among ``count`` tensors, whole elements but for the last one's."""
+        ends = [total * index // count // _GRAIN * _GRAIN for index in range(count)]
+        sizes = [end - start for start, end in pairwise([*ends, total])]
+        return cls.of(sizes, total)
 
 
 def make(layout: Layout) -> int:

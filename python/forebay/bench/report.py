@@ -1,55 +1,85 @@
-"""Shows the figures as a table for the terminal."""
+"""Shows the figures as tables for the terminal."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["columns", "table"]
+from forebay.bench.figures import WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["BACKGROUND_HEADINGS", "HEADINGS", "background_columns", "columns", "table"]
+
+HEADINGS = ("GB/s", "spread", "CPU s/GiB", "MiB more", "forebay is", "spread", "of fio")
+"""What `columns` are."""
+BACKGROUND_HEADINGS = ("blocked s", "copy s", "ratio", "in all s", "computing lost", "spread")
+"""What `background_columns` are."""
+_WAYS = {"store": "store, on the drive", "load": "load, cold cache", "warm": "load, warm cache"}
 
 
-def table(document: dict[str, Any]) -> str:
+def table(part: dict[str, Any]) -> str:
     """Return a table for each way, with what was left out and what to know."""
-    parts = []
-    for way, heading in (("store", "store, on the drive"), ("load", "load, cold cache")):
-        rows = [row for row in document["subjects"] if row[way]]
+    shown = []
+    for way in WAYS:
+        rows = [row for row in part["subjects"] if row[way]]
         if rows:
-            parts.append(_way(rows, way, heading))
-    failed = [row for row in document["subjects"] if row["failure"]]
+            cells = [(row["title"], columns(row[way])) for row in rows]
+            shown.append(_rows(_WAYS[way], HEADINGS, cells))
+    rows = [row for row in part["subjects"] if row["background"]]
+    if rows:
+        cells = [(row["title"], background_columns(row["background"])) for row in rows]
+        shown.append(_rows("save in the background", BACKGROUND_HEADINGS, cells))
+    failed = [row for row in part["subjects"] if row["failure"]]
     lines = [f"FAILED: {row['title']}: {row['failure']}" for row in failed]
-    lines += [f"left out: {row['name']}: {row['reason']}" for row in document["left_out"]]
-    lines += [f"note: {note}" for note in document["notes"]]
-    checked = [row["title"] for row in document["subjects"] if row["checked"]]
+    lines += [f"left out: {row['name']}: {row['reason']}" for row in part["left_out"]]
+    lines += [f"note: {note}" for note in part["notes"]]
+    checked = [row["title"] for row in part["subjects"] if row["checked"]]
     if checked:
         lines.append(f"every byte compared: {', '.join(checked)}")
     if lines:
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+        shown.append("\n".join(lines))
+    return "\n\n".join(shown)
 
 
 def columns(figures: dict[str, Any]) -> list[str]:
-    """Return what is shown of one way of one subject."""
-    rate, ratio = figures["bytes_per_second"], figures["time_ratio"]
+    """Return what is shown of one way of one subject; nothing where it is compared with itself."""
+    rate, ratio, fio = (
+        figures[name] for name in ("bytes_per_second", "time_ratio", "fio_time_ratio")
+    )
     extra = figures["peak_extra_bytes"]
     return [
         f"{rate['median'] / 1e9:.2f}",
         f"{rate['min'] / 1e9:.2f} to {rate['max'] / 1e9:.2f}",
         f"{figures['cpu_seconds_per_gib']:.2f}",
         "" if extra is None else f"{extra / (1 << 20):.0f}",
-        "" if ratio is None else f"{ratio['median']:.1f} ×",
-        "" if ratio is None else f"{ratio['min']:.1f} to {ratio['max']:.1f}",
+        "" if _is_itself(ratio) else f"{ratio['median']:.2f} ×",
+        "" if _is_itself(ratio) else f"{ratio['min']:.2f} to {ratio['max']:.2f}",
+        "" if _is_itself(fio) else f"{100 / fio['median']:.0f} %",
     ]
 
 
-def _way(subjects: list[dict[str, Any]], way: str, heading: str) -> str:
-    rows = [[heading, "GB/s", "spread", "CPU s/GiB", "MiB more", "forebay is", "spread"]]
-    for subject in subjects:
-        cells = columns(subject[way])
-        is_baseline = subject[way]["time_ratio"] == {"median": 1.0, "min": 1.0, "max": 1.0}
-        rows.append([subject["title"], *(cells[:4] if is_baseline else cells)])
-    width = len(rows[0])
-    rows = [row + [""] * (width - len(row)) for row in rows]
-    if not any(row[5] for row in rows[1:]):
-        rows = [row[:5] for row in rows]
+def background_columns(figures: dict[str, Any]) -> list[str]:
+    """Return what is shown of one subject's saves in the background."""
+    loss = figures["compute_loss"]
+    return [
+        *(f"{figures[name]['median']:.2f}" for name in ("blocked_seconds", "copy_seconds")),
+        f"{figures['blocked_copy_ratio']['median']:.2f} ×",
+        f"{figures['total_seconds']['median']:.2f}",
+        f"{100 * loss['median']:.0f} %",
+        f"{100 * loss['min']:.0f} to {100 * loss['max']:.0f} %",
+    ]
+
+
+def _is_itself(ratio: dict[str, float] | None) -> bool:
+    return ratio is None or set(ratio.values()) == {1.0}
+
+
+def _rows(heading: str, headings: Sequence[str], subjects: Sequence[tuple[str, list[str]]]) -> str:
+    rows = [[heading, *headings], *([title, *cells] for title, cells in subjects)]
+    # What nobody has is left out.
+    kept = [index for index in range(len(rows[0])) if any(row[index] for row in rows[1:])]
+    rows = [[row[index] for index in kept] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

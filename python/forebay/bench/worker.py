@@ -1,8 +1,8 @@
 """The process of one subject: does what it is told, and says what it took.
 
-``python -m forebay.bench.worker NAME DESCRIPTOR`` reads a line of JSON for each step on standard
-input and answers each with one on what was standard output; what libraries print goes to standard
-error. It ends when its input does.
+``python -m forebay.bench.worker WHAT NAME DESCRIPTOR`` reads a line of JSON for each step on
+standard input and answers each with one on what was standard output; what libraries print goes to
+standard error. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from forebay.bench.background import measure_background
 from forebay.bench.payload import Layout, SharedTensors
-from forebay.bench.subjects import SUBJECTS
+from forebay.bench.subjects import COMPARISONS
 from forebay.bench.subjects.subject import Settings, Subject, Timing
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ _PAGE_BYTES = 4096
 class _Work:
     """A subject and its tensors."""
 
-    def __init__(self, name: str, number: int) -> None:
-        self._kind = SUBJECTS[name]
+    def __init__(self, what: str, name: str, number: int) -> None:
+        self._kind = COMPARISONS[what][name]
+        # Files are compared by every byte, since some that map them defer work to each page.
+        self._touch = read_all if what == "files" else touched
         self._number = number
         self._shared: SharedTensors | None = None
         self._subject: Subject | None = None
@@ -59,11 +62,13 @@ class _Work:
         subject, shared = self._ready()
         size = sum(tensor.data.nbytes for tensor in shared.tensors)
         with _Memory(size) as memory:
-            subject.fill()
-            # What it has copied is its one copy.
-            shared.let_go()
+            if subject.fill():
+                # What it has copied is its one copy.
+                shared.let_go()
+            else:
+                touched([tensor.data for tensor in shared.tensors])
             memory.reset()
-            _, took = _timed(lambda: subject.store(step["path"]))
+            _, took = _timed(subject.store, step["path"])
         self._let_go()
         return {**took, "extra_bytes": memory.extra_bytes}
 
@@ -73,12 +78,26 @@ class _Work:
         size = sum(tensor.data.nbytes for tensor in shared.tensors)
         with _Memory(size) as memory:
             subject.clear()
-            loaded, took = _timed(lambda: touched(subject.load(step["path"])))
+            loaded, took = _timed(subject.load, step["path"])
+            if isinstance(loaded, list):
+                _, touch = _timed(self._touch, loaded)
+                took = {name: took[name] + more for name, more in touch.items()}
+        if isinstance(loaded, list):
+            # Now that all is in memory, it is known how much of that was no loading.
+            _, again = _timed(self._touch, loaded)
+            took["touch_seconds"] = again["seconds"]
         if step["compare"] and subject.checked:
             took["differs"] = difference(shared.tensors, loaded)
         del loaded
         self._let_go()
         return {**took, "extra_bytes": memory.extra_bytes}
+
+    def background(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Save all tensors while the program goes on."""
+        subject, shared = self._ready()
+        took = measure_background(subject, shared.tensors, step["path"])
+        self._let_go()
+        return took
 
     def _ready(self) -> tuple[Subject, SharedTensors]:
         if self._subject is None or self._shared is None:
@@ -131,9 +150,9 @@ def _status(field: str) -> int | None:
     return None
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, Any]]:
     cpu, start = _cpu_seconds(), time.perf_counter()
-    answer = work()
+    answer = work(*arguments)
     seconds, cpu = time.perf_counter() - start, _cpu_seconds() - cpu
     if isinstance(answer, Timing):
         seconds, cpu = answer.seconds, answer.cpu_seconds
@@ -153,6 +172,17 @@ def touched(loaded: Any) -> Any:
     return loaded
 
 
+def read_all(loaded: Sequence[Bytes]) -> int:
+    """Read every byte: return the sum of all words of eight bytes, and of the bytes behind them."""
+    import numpy as np
+
+    total = 0
+    for array in loaded:
+        whole = array.nbytes // 8 * 8
+        total += int(array[:whole].view(np.uint64).sum()) + int(array[whole:].sum())
+    return total
+
+
 def difference(tensors: Sequence[Tensor], loaded: Sequence[Bytes]) -> str | None:
     """Return the first tensor that came back with different bytes, or None."""
     import numpy as np
@@ -169,10 +199,10 @@ def _first_line(error: BaseException) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Do what standard input says; return the exit code."""
-    name, number = arguments
+    what, name, number = arguments
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    work = _Work(name, int(number))
+    work = _Work(what, name, int(number))
     for line in sys.stdin:
         step = json.loads(line)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.bench.subjects.frameworks import StateDict
 from forebay.bench.subjects.subject import Settings, no_cuda
@@ -20,6 +20,7 @@ class FastSafetensors(StateDict):
     title = "fastsafetensors"
     package = "fastsafetensors"
     stores = False
+    _buffer: Any = None
 
     def load(self, path: str) -> list[Bytes]:
         """Load all tensors to the CPU."""
@@ -28,13 +29,16 @@ class FastSafetensors(StateDict):
         loader = SafeTensorsFileLoader(SingleGroup(), device="cpu", nogds=True)
         try:
             loader.add_filenames({0: [path]})
-            buffer = loader.copy_files_to_device()
-            # Its tensors are views of memory that goes with the buffer.
-            found = {name: buffer.get_tensor(name).clone() for name in self._names}
-            buffer.close()
-            return self._bytes(found)
+            self._buffer = loader.copy_files_to_device()
         finally:
             loader.close()
+        return self._bytes({name: self._buffer.get_tensor(name) for name in self._names})
+
+    def release(self) -> None:
+        """Let go of the memory that the tensors are views of."""
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
 
 
 class RunaiStreamer(StateDict):

@@ -49,11 +49,12 @@ class DeepNvme(Subject):
         )
         return f"blocks of {_BLOCK_BYTES >> 10} KiB, depth {_QUEUE_DEPTH}, {_PARALLELISM} threads"
 
-    def fill(self) -> None:
+    def fill(self) -> bool:
         """Copy the tensors into page-locked memory."""
         self.clear()
         for piece, tensor in zip(self._pieces(), self._tensors, strict=True):
             piece[:] = tensor.data
+        return True
 
     def store(self, path: str) -> None:
         """Write the block."""

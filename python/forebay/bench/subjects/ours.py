@@ -32,11 +32,12 @@ class Pinned(Subject):
         """Return the engine."""
         return f"engine {self._handle.stats()['engine']}, pinned memory"
 
-    def fill(self) -> None:
+    def fill(self) -> bool:
         """Copy the tensors into pinned memory."""
         self.clear()
         for piece, tensor in zip(pieces_of(self._block, self._tensors), self._tensors, strict=True):
             piece[:] = tensor.data
+        return True
 
     def store(self, path: str) -> None:
         """Write the block as one operation."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forebay.bench.tensor import Bytes, Tensor
 
 __all__ = [
+    "Save",
     "Settings",
     "Subject",
     "Timing",
@@ -43,6 +44,16 @@ class Timing:
     cpu_seconds: float
 
 
+class Save(Protocol):
+    """A save under way in the background."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def wait(self) -> Any:
+        """Wait for its end; raise what went wrong."""
+
+
 class Subject:
     """One way. ``store`` returns when the bytes are on the drive, ``load`` when all are here."""
 
@@ -54,6 +65,10 @@ class Subject:
     """The package whose version is shown."""
     stores = True
     """It can store; what can't is given a safetensors file to load."""
+    store_is_timed = True
+    """Its storing is measured; it isn't where another subject stores in the same way."""
+    in_background = False
+    """It can save while the program goes on."""
     checked = True
     """Its bytes are those of the tensors, so that they can be compared."""
 
@@ -82,11 +97,16 @@ class Subject:
     def setup(self, directory: str) -> str | None:
         """Get ready, and return how the bytes are going to be moved, in words."""
 
-    def fill(self) -> None:
-        """Put the tensors where the next ``store`` takes them from."""
+    def fill(self) -> bool:
+        """Put the tensors where ``store`` takes them from; return whether that is a copy."""
+        return False
 
     def store(self, path: str) -> Timing | None:
         """Write all tensors to the drive."""
+        raise NotImplementedError
+
+    def save_async(self, path: str) -> Save:
+        """Begin to save all tensors, and return once they may change."""
         raise NotImplementedError
 
     def clear(self) -> None:
