@@ -36,7 +36,8 @@ impl Pool {
         huge_pages: bool,
         touch: bool,
     ) -> Self {
-        let options = PoolOptions { budget_bytes, lock, huge_pages, touch, retain_bytes };
+        let options =
+            PoolOptions { budget_bytes, pinned: true, lock, huge_pages, touch, retain_bytes };
         Self(forebay_io::Pool::new(options))
     }
 

@@ -23,7 +23,8 @@ pub(super) enum Place {
 /// Memory of a [`Pool`]; dropping it gives it back at once. It is initialised when handed out:
 /// zero, but for what [`retain_bytes`](super::PoolOptions::retain_bytes) says.
 ///
-/// In a forked child the memory isn't mapped: reading it there is a fault, dropping it is fine.
+/// In a forked child [pinned](super::PoolOptions::pinned) memory isn't mapped: reading it there is a
+/// fault, dropping it is fine.
 #[derive(Debug)]
 pub struct PoolBuffer {
     pub(super) address: NonNull<u8>,

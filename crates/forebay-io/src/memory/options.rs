@@ -5,7 +5,12 @@
 pub struct PoolOptions {
     /// The most bytes to have mapped at any moment; `None`: as much as the machine has left.
     pub budget_bytes: Option<usize>,
-    /// Keep pages in memory (`mlock2`), where the host allows it.
+    /// Memory for transfers: registered with engines, and kept out of forked children, since a fork
+    /// would copy registered pages. Without it, memory is like any other: neither registered nor
+    /// locked, and there in forked children. That is for what is loaded once and then belongs to a
+    /// program, which may fork whenever it likes.
+    pub pinned: bool,
+    /// Keep pages in memory (`mlock2`), where the host allows it; pinned memory only.
     pub lock: bool,
     /// Ask for transparent huge pages.
     pub huge_pages: bool,
@@ -26,7 +31,14 @@ pub struct PoolOptions {
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self { budget_bytes: None, lock: true, huge_pages: true, touch: true, retain_bytes: 0 }
+        Self {
+            budget_bytes: None,
+            pinned: true,
+            lock: true,
+            huge_pages: true,
+            touch: true,
+            retain_bytes: 0,
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! One mapping: reserved, aligned, kept out of forked children, locked where that is allowed.
+//! One mapping: reserved, aligned; pinned memory is kept out of forked children, and locked where
+//! that is allowed.
 #![expect(unsafe_code, reason = "mappings are made, advised, locked and unmapped by address")]
 
 use std::ffi::c_void;
@@ -28,7 +29,7 @@ pub(super) enum Locking {
 }
 
 /// Memory, zeroed when it is mapped, that is unmapped on drop, after its listeners have heard of
-/// it. In a forked child it isn't mapped, and dropping it there does nothing.
+/// it. In a forked child it isn't mapped if it is pinned, and dropping it there does nothing.
 #[derive(Debug)]
 pub(super) struct Region {
     /// Before the mapping, since fields are dropped in order: nothing unmapped is touched.
@@ -55,15 +56,18 @@ impl Region {
             )
             .hint("see `ulimit -v`, vm.overcommit_memory and vm.max_map_count")
         })?;
-        mapping.advise(Advice::LinuxDontFork).map_err(|errno| {
-            Error::from_os(errno.raw_os_error(), "cannot keep memory out of forked children")
-        })?;
+        if options.pinned {
+            mapping.advise(Advice::LinuxDontFork).map_err(|errno| {
+                Error::from_os(errno.raw_os_error(), "cannot keep memory out of forked children")
+            })?;
+        }
         if options.huge_pages {
             // A kernel built without transparent huge pages refuses; small pages do as well.
             let _ = mapping.advise(Advice::LinuxHugepage);
         }
-        let locking = if options.lock { mapping.lock() } else { Locking::NotAsked };
-        let entry = Entry::publish(mapping.start.addr().get(), length);
+        let is_locked = options.pinned && options.lock;
+        let locking = if is_locked { mapping.lock() } else { Locking::NotAsked };
+        let entry = Entry::publish(mapping.start.addr().get(), length, options.pinned);
         let touching = ProcessLocal::new(None);
         Ok(Self { touching, mapping: ProcessLocal::new(mapping), entry, locking })
     }

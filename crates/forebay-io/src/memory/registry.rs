@@ -46,17 +46,20 @@ pub(super) struct Entry {
     id: u64,
     start: usize,
     length: usize,
+    is_pinned: bool,
     /// `None` once the region has gone.
     listeners: ProcessLocal<Mutex<Option<Listeners>>>,
 }
 
 impl Entry {
-    /// Lists the mapping at `start`, whose length isn't zero.
-    pub(super) fn publish(start: usize, length: usize) -> Arc<Self> {
+    /// Lists the mapping at `start`, whose length isn't zero. Unless it is pinned, it counts as
+    /// mapped and has no pieces.
+    pub(super) fn publish(start: usize, length: usize, is_pinned: bool) -> Arc<Self> {
         let entry = Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             start,
             length,
+            is_pinned,
             listeners: ProcessLocal::new(Mutex::new(Some(Vec::new()))),
         });
         replace(|entries| {
@@ -83,6 +86,9 @@ impl Entry {
     }
 
     fn piece(&self, address: *const u8, length: usize) -> Option<Piece> {
+        if !self.is_pinned {
+            return None;
+        }
         let offset = address.addr().checked_sub(self.start)?;
         let end = offset.checked_add(length)?;
         let index = offset / PIECE_BYTES;
@@ -115,7 +121,7 @@ fn replace(change: impl Fn(&mut Vec<Arc<Entry>>)) {
 }
 
 /// The piece of pool memory in which all of `length` bytes at `address` lie; `None` when they
-/// cross into another piece or aren't all pool memory. Any pool of this process; lock-free.
+/// cross into another piece or aren't all pinned memory of a pool. Any pool of this process; lock-free.
 ///
 /// The caller keeps the buffer that the address came from alive for as long as it uses the piece.
 pub fn piece_of(address: *const u8, length: usize) -> Option<Piece> {

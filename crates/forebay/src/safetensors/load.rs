@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use forebay_io::{Error, ErrorKind, Handle, OwnedMemory, PoolBuffer, Result};
+use forebay_io::{Error, ErrorKind, Handle, OwnedMemory, Pool, PoolBuffer, Result};
 
 use super::pieces::{Flight, Flights, Piece, cut};
 use super::plan::{LoadPlan, Placed};
@@ -41,8 +41,9 @@ impl Default for LoadOptions {
     }
 }
 
-/// Loads what a plan says into memory of the handle's pool: its regions. Where the tensors are in
-/// them, [`LoadPlan::tensors`] says.
+/// Loads what a plan says into memory of the pool that the handle was given, or of
+/// [`Pool::ordinary`] if it was given none: its regions. Where the tensors are in them,
+/// [`LoadPlan::tensors`] says.
 ///
 /// A file whose checksums say nothing isn't verified, which is a fallback of the handle's: counted,
 /// and reported once.
@@ -80,7 +81,7 @@ pub fn load(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<V
 }
 
 fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<Vec<PoolBuffer>> {
-    let pool = handle.pool()?;
+    let pool = pool_for(handle)?;
     let files = plan.opened().files();
     let mut rests = Vec::with_capacity(plan.files().len());
     let mut queues: Vec<(u64, VecDeque<Piece>)> = Vec::new();
@@ -113,6 +114,12 @@ fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<
     let mut regions = regions?;
     copy(plan, &mut regions);
     Ok(regions)
+}
+
+/// Where loaded tensors go: the pool that the handle was given, else memory like any other, which a
+/// forked child has too.
+pub(super) fn pool_for(handle: &Handle) -> Result<Arc<Pool>> {
+    if handle.options().pool.is_some() { handle.pool() } else { Ok(Pool::ordinary()) }
 }
 
 /// Whether there is something to compare its bytes with.

@@ -22,6 +22,7 @@ use crate::memory::{ALIGNMENT_MIN, limits};
 use grant::{Grant, Notice, State, Want};
 
 static GLOBAL: ArcSwapOption<Pool> = ArcSwapOption::const_empty();
+static ORDINARY: ArcSwapOption<Pool> = ArcSwapOption::const_empty();
 
 /// A source of pinned memory with a hard budget. See the [module documentation](crate::memory).
 #[derive(Debug)]
@@ -47,15 +48,24 @@ impl Pool {
     /// The pool of this process, without a budget. A forked child gets a fresh one; asking for it
     /// waits for no lock.
     pub fn global() -> Arc<Self> {
+        Self::here(&GLOBAL, true)
+    }
+
+    /// As [`Self::global`], of memory that isn't [pinned](PoolOptions::pinned).
+    pub fn ordinary() -> Arc<Self> {
+        Self::here(&ORDINARY, false)
+    }
+
+    fn here(place: &ArcSwapOption<Self>, pinned: bool) -> Arc<Self> {
         let here = |pool: &Option<Arc<Self>>| {
             pool.as_ref().filter(|pool| pool.state.is_here()).map(Arc::clone)
         };
-        if let Some(pool) = here(&GLOBAL.load()) {
+        if let Some(pool) = here(&place.load()) {
             return pool;
         }
-        let fresh = Self::new(PoolOptions::default());
-        GLOBAL.rcu(|current| here(current).or_else(|| Some(Arc::clone(&fresh))));
-        here(&GLOBAL.load()).unwrap_or(fresh)
+        let fresh = Self::new(PoolOptions { pinned, ..PoolOptions::default() });
+        place.rcu(|current| here(current).or_else(|| Some(Arc::clone(&fresh))));
+        here(&place.load()).unwrap_or(fresh)
     }
 
     /// How it was made.
