@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 4096
 
 
 class Pool:
-    """Pinned memory with a budget.
+    """Memory with a budget, pinned unless asked otherwise.
 
     Sizes are exact (no rounding to powers of two), memory is given back with the last reference
     to an array in it, unless ``retain`` has the pool keep it.
@@ -45,6 +45,9 @@ class Pool:
     touch : bool
         Touch the pages of long arrays (128 MiB and more) ahead of the loads into them, on a
         thread of the pool's that lives while there are any.
+    pinned : bool
+        Memory for transfers: registered with engines, and not there in forked children. Without
+        it, memory is like any other, which costs transfers more processor time.
 
     Examples
     --------
@@ -63,10 +66,11 @@ class Pool:
         lock: bool = True,
         huge_pages: bool = True,
         touch: bool = True,
+        pinned: bool = True,
     ) -> None:
         budget_bytes = None if budget is None else parse_size(budget, "budget")
         retain_bytes = parse_size(retain, "retain")
-        self._core = _forebay.Pool(budget_bytes, retain_bytes, lock, huge_pages, touch)
+        self._core = _forebay.Pool(budget_bytes, retain_bytes, lock, huge_pages, touch, pinned)
 
     @classmethod
     def _over(cls, core: _forebay.Pool) -> Pool:

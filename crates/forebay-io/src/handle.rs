@@ -407,6 +407,16 @@ impl Handle {
         Ok(Arc::clone(&self.runtime()?.pool))
     }
 
+    /// Where to put what is loaded once and then belongs to the program: the pool that the handle was
+    /// given, else memory like any other, which forked children have too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::pool`].
+    pub fn result_pool(&self) -> Result<Arc<Pool>> {
+        if self.options.pool.is_some() { self.pool() } else { Ok(Pool::ordinary()) }
+    }
+
     /// The engine in use.
     pub fn engine(&self) -> EngineKind {
         self.runtime.load().workers.engine

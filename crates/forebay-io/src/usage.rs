@@ -46,7 +46,12 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
 pub fn cached_bytes(path: &Path) -> Result<Option<u64>> {
     let file = open(path)?;
     let length = file.metadata().map_err(|error| Error::from_io(error, "cannot look at"))?.len();
-    Ok(syscalls::cached_bytes(file.as_fd(), 0, length))
+    Ok(cached_bytes_within(&file, 0, length))
+}
+
+/// As [`cached_bytes`], of `length` bytes of an open file from `offset` on.
+pub fn cached_bytes_within(file: &File, offset: u64, length: u64) -> Option<u64> {
+    syscalls::cached_bytes(file.as_fd(), offset, length)
 }
 
 /// Has what was written to a file on the drive, and asks the kernel to drop the file from the page

@@ -124,6 +124,11 @@ impl Handle {
         py.detach(|| self.core.pool()).or_raise(py).map(Pool::over)
     }
 
+    /// The pool that memory for results comes from: that it was given, else of ordinary memory.
+    fn result_pool(&self, py: Python<'_>) -> PyResult<Pool> {
+        py.detach(|| self.core.result_pool()).or_raise(py).map(Pool::over)
+    }
+
     /// What it did so far.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.core.stats());

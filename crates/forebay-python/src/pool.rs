@@ -28,16 +28,19 @@ impl Pool {
 #[pymethods]
 impl Pool {
     #[new]
-    #[pyo3(signature = (budget_bytes=None, retain_bytes=0, lock=true, huge_pages=true, touch=true))]
+    #[pyo3(signature = (
+        budget_bytes=None, retain_bytes=0, lock=true, huge_pages=true, touch=true, pinned=true
+    ))]
+    #[expect(clippy::fn_params_excessive_bools, reason = "Python gives them by name")]
     fn new(
         budget_bytes: Option<usize>,
         retain_bytes: usize,
         lock: bool,
         huge_pages: bool,
         touch: bool,
+        pinned: bool,
     ) -> Self {
-        let options =
-            PoolOptions { budget_bytes, pinned: true, lock, huge_pages, touch, retain_bytes };
+        let options = PoolOptions { budget_bytes, pinned, lock, huge_pages, touch, retain_bytes };
         Self(forebay_io::Pool::new(options))
     }
 

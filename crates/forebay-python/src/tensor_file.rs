@@ -178,9 +178,9 @@ fn plan(
     py.detach(|| LoadPlan::new(opened, &options)).or_raise(py)
 }
 
-/// Loads tensors into buffers of the handle's pool.
+/// Loads tensors into buffers; see `forebay::safetensors::load` for whose.
 #[pyfunction]
-#[pyo3(signature = (handle, source, names, verify, budget))]
+#[pyo3(signature = (handle, source, names, verify, budget, map))]
 pub(crate) fn load_tensors(
     py: Python<'_>,
     handle: &Handle,
@@ -188,11 +188,12 @@ pub(crate) fn load_tensors(
     names: Option<Vec<String>>,
     verify: bool,
     budget: Option<u64>,
+    map: bool,
 ) -> PyResult<(Vec<PinnedBuffer>, Vec<Loaded>)> {
     let plan = plan(py, handle, source, names, budget)?;
     let plain = handle.plain(py)?;
     let regions = interruptible(py, |stop: &Stop| {
-        core::load(plain, &plan, &LoadOptions { verify, stop: stop.clone() })
+        core::load(plain, &plan, &LoadOptions { verify, map, stop: stop.clone() })
     })?;
     let loaded = |placed: &core::Placed| {
         let info = plan.opened().tensor(placed.place);

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forebay._tensor_files.frame import Frame, View
+    from forebay._tensor_files.load import Wish
     from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
@@ -24,12 +25,12 @@ __all__ = ["OpenFile"]
 class OpenFile:
     """A file that stays the one which was opened, whatever its name is given to meanwhile."""
 
-    def __init__(self, path: str, verify: bool, handle: Handle | None) -> None:
+    def __init__(self, path: str, wish: Wish, handle: Handle | None) -> None:
         # In a list: a directory is no file, whatever is in it.
         self._source = OpenSource([path])
         self.path = path
         self.header = self._source.headers[0]
-        self._verify = verify
+        self._wish = wish
         self._handle = shared_handle() if handle is None else handle
 
     def entry(self, name: str) -> Entry:
@@ -47,7 +48,7 @@ class OpenFile:
 
     def some(self, frame: Frame, names: list[str] | None) -> Iterable[tuple[str, Any]]:
         """Return tensors, loaded in few large reads; all of them for None."""
-        return straight(self._source, frame, names, self._verify, self._handle)
+        return straight(self._source, frame, names, self._wish, self._handle)
 
     def part(self, frame: Frame, name: str, view: View) -> Any:
         """Return the items of a view of a tensor."""

@@ -1,8 +1,8 @@
 """Loads tensors of files: what a load takes, and how it is made.
 
-What stays as it is in the file is loaded into regions of pinned memory by the core, in few large
-reads, and its arrays are views of these. What is cast, or goes to a device, streams through a
-window of bounded size, into one region for all that is cast.
+What stays as it is in the file is loaded into regions of memory by the core, in few large reads, or
+is mapped there from the page cache, and its arrays are views of these. What is cast, or goes to a
+device, streams through a window of bounded size, into one region for all that is cast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forebay import _forebay
 from forebay._arguments import parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import byte_count
-from forebay._tensor_files.shared import core_of, shared_handle, tell
+from forebay._tensor_files.shared import core_of, room, shared_handle, tell
 from forebay._tensor_files.source import OpenSource
 from forebay.errors import OutOfMemoryError
 
@@ -79,6 +79,7 @@ class Wish:
     device: Any = "cpu"
     verify: bool = True
     budget: int | str | None = None
+    mapped: bool = True
 
 
 class _Work:
@@ -146,25 +147,27 @@ def plan(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> Loa
 def load(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> dict[str, Any]:
     """Return the tensors that are asked for, by name, in the order of the files."""
     handle = shared_handle() if handle is None else handle
-    if wish == Wish(verify=wish.verify):
+    if wish == Wish(verify=wish.verify, mapped=wish.mapped):
         # Nothing to choose or to convert: no need to look at each tensor first.
-        return dict(straight(OpenSource(source), frame, None, wish.verify, handle))
+        return dict(straight(OpenSource(source), frame, None, wish, handle))
     work = _Work(source, frame, wish, handle)
     found: dict[str, Any] = {}
     if work.straight:
-        found.update(straight(work.source, frame, work.straight, wish.verify, handle))
+        found.update(straight(work.source, frame, work.straight, wish, handle))
     if work.codes:
         found.update(_streamed(work, handle))
     return {entry.name: found[entry.name] for entry in work.entries}
 
 
 def straight(
-    source: OpenSource, frame: Frame, names: list[str] | None, verify: bool, handle: Handle
+    source: OpenSource, frame: Frame, names: list[str] | None, wish: Wish, handle: Handle
 ) -> Iterable[tuple[str, Any]]:
     """Return tensors as they are in the files, over regions that few large reads have filled."""
     import numpy as np
 
-    regions, tensors = _forebay.load_tensors(core_of(handle), source.core, names, verify, None)
+    regions, tensors = _forebay.load_tensors(
+        core_of(handle), source.core, names, wish.verify, None, wish.mapped
+    )
     tell(handle)
     memories = [np.asarray(region) for region in regions]
     for name, dtype, extents, region, offset in tensors:
@@ -177,7 +180,7 @@ def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
     import numpy as np
 
     frame = work.frame
-    room = None if work.device is not None else handle.empty(work.cast_bytes)
+    casts = None if work.device is not None else room(handle, work.cast_bytes)
     begin = 0
     stream = _forebay.TensorStream(
         work.core, work.source.core, list(work.codes), work.stream_bytes, work.wish.verify, None
@@ -187,10 +190,10 @@ def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
         memory = np.asarray(buffer)[offset : offset + byte_count(dtype, shape)]
         array = frame.over(memory, dtype, shape)
         code = work.codes[name]
-        if room is None:
+        if casts is None:
             yield name, frame.move(array, work.device, code)
         else:
-            target = frame.over(room[begin : begin + byte_count(code, shape)], code, shape)
+            target = frame.over(casts[begin : begin + byte_count(code, shape)], code, shape)
             frame.copy(target, array)
             begin += padded(code, shape)
             yield name, target

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from forebay._tensor_files.file import OpenFile
 from forebay._tensor_files.frame import byte_count, frame_for
+from forebay._tensor_files.load import Wish
 from forebay._tensor_files.select import parse_path
 from forebay.errors import TensorFileError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
-__all__ = ["TensorSlice", "check_backend", "safe_open"]
+__all__ = ["TensorSlice", "is_mapped", "safe_open"]
 
 
 class safe_open:  # noqa: N801 (the name that safetensors has)
@@ -58,11 +59,11 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         verify: bool = True,
         handle: Handle | None = None,
     ) -> None:
-        check_backend(backend)
+        wish = Wish(verify=verify, mapped=is_mapped(backend))
         self._frame = frame_for(framework)
         self._device = self._frame.parse_device(device)
         self._path = parse_path(filename)
-        self._file: OpenFile | None = self._file_class(self._path, verify, handle)
+        self._file: OpenFile | None = self._file_class(self._path, wish, handle)
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, sorted."""
@@ -169,9 +170,10 @@ class TensorSlice:
         return True
 
 
-def check_backend(backend: str) -> None:
-    """Refuse what ``safetensors`` refuses: files are read with Forebay's engine either way."""
+def is_mapped(backend: str) -> bool:
+    """Return whether a backend maps what is in the page cache; refuse what ``safetensors`` does."""
     if not isinstance(backend, str):
         raise TypeError(f"backend must be a text, not {type(backend).__name__}")
     if backend not in {"mmap", "pread"}:
         raise TensorFileError(f'backend {backend!r} is invalid: it can be "mmap" or "pread"')
+    return backend == "mmap"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ClosedError
 from forebay.handle import Handle
+from forebay.memory import Pool
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from forebay import _forebay
 
-__all__ = ["core_of", "shared_handle", "tell"]
+__all__ = ["core_of", "room", "shared_handle", "tell"]
 
 _lock = threading.Lock()
 _handles: list[Handle] = []
@@ -38,6 +41,16 @@ def core_of(handle: Handle) -> _forebay.Handle:
     if handle.closed:
         raise ClosedError("the handle is closed: make another")
     return handle._core  # noqa: SLF001
+
+
+def room(handle: Handle, length: int) -> np.ndarray[Any, Any]:
+    """Return memory for results, as bytes: of the handle's pool if it was given one.
+
+    Else it is ordinary memory, which forked children have too: it belongs to the program, which
+    may start a data loader's workers.
+    """
+    pool = Pool._over(core_of(handle).result_pool())  # noqa: SLF001
+    return pool.empty(length)  # type: ignore[no-any-return]
 
 
 def tell(handle: Handle) -> None:

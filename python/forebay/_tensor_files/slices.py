@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forebay._tensor_files.shared import room
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -106,9 +108,9 @@ def runs_of(view: View, item_bytes: int, begin: int) -> Runs:
 
 
 def read_view(handle: Handle, file: int, view: View, item_bytes: int, begin: int) -> Any:
-    """Return the items of a view of a file, one after the other, as bytes in pinned memory."""
+    """Return the items of a view of a file, one after the other, as bytes."""
     length = math.prod(view.sizes) * item_bytes
-    result = handle.empty(length)
+    result = room(handle, length)
     if length == 0:
         return result
     runs = runs_of(view, item_bytes, begin)

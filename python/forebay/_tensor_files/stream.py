@@ -99,7 +99,7 @@ class TensorStream:
                 "it, or don't cast",
                 wanted=stored + largest,
             )
-        return Pool(share, lock=False), budget - share
+        return Pool(share, pinned=False), budget - share
 
     def __iter__(self) -> TensorStream:
         return self

@@ -10,7 +10,7 @@ from forebay._tensor_files import into
 from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
 from forebay._tensor_files.load import LoadPlan, Wish
-from forebay._tensor_files.opened import check_backend
+from forebay._tensor_files.opened import is_mapped
 from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
 from forebay.numpy.frame import FRAME, dtype_code
 
@@ -44,8 +44,8 @@ def load_file(
     dict of str to numpy.ndarray
         By name, in the order in which they are in the files.
     """
-    check_backend(backend)
-    wish = Wish(keys=keys, dtype=dtype, verify=verify, budget=budget)
+    mapped = is_mapped(backend)
+    wish = Wish(keys=keys, dtype=dtype, verify=verify, budget=budget, mapped=mapped)
     return loading.load(filename, FRAME, wish, handle)
 
 

@@ -9,7 +9,7 @@ import torch
 from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
 from forebay._tensor_files.load import LoadPlan, Wish
-from forebay._tensor_files.opened import check_backend
+from forebay._tensor_files.opened import is_mapped
 from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
 from forebay.torch.frame import FRAME, dtype_code
 from forebay.torch.sharing import refuse_shared
@@ -35,7 +35,7 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """Load tensors: all of a file, or some; cast or not; of one file or of a sharded model.
 
-    Tensors are views of few regions of pinned memory, which stay for as long as one of them does.
+    Tensors are views of few regions of memory, which stay for as long as one of them does.
 
     Parameters
     ----------
@@ -45,7 +45,10 @@ def load_file(
     device : str or int
         Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU.
     backend : {"mmap", "pread"}
-        Accepted for the sake of ``safetensors``.
+        ``"mmap"`` takes what the page cache has from there, without a copy, as ``safetensors``
+        does; the rest is read. Other programs that write to the file in place change the tensors
+        then, and those that cut it end this one (``SIGBUS``); files that are replaced, as those
+        that Forebay saves, are safe. ``"pread"`` always reads.
     keys : str, iterable of str or callable, optional
         Which tensors: a name or a pattern as of a shell (``"*.experts.3.*"``), several of these,
         or a function that is true for a name. The rest isn't read.
@@ -77,8 +80,8 @@ def load_file(
     SystemCallError
         The system refused (also an ``OSError``: ``FileNotFoundError``, …).
     """
-    check_backend(backend)
-    wish = Wish(keys=keys, dtype=dtype, device=device, verify=verify, budget=budget)
+    mapped = is_mapped(backend)
+    wish = Wish(keys=keys, dtype=dtype, device=device, verify=verify, budget=budget, mapped=mapped)
     return loading.load(filename, FRAME, wish, handle)
 
 

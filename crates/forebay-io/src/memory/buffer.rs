@@ -1,6 +1,8 @@
 //! A buffer of a pool: its bytes, and giving them back.
 #![expect(unsafe_code, reason = "the bytes of a mapping are reached by address")]
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -8,6 +10,7 @@ use std::sync::Arc;
 use super::extents::Extent;
 use super::pool::Pool;
 use super::region::Region;
+use crate::error::Result;
 
 /// Where a buffer's bytes come from.
 #[derive(Debug)]
@@ -86,6 +89,36 @@ impl PoolBuffer {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as for `as_slice`, and the borrow is exclusive.
         unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
+    }
+
+    /// Has bytes of a file in place of its own, from `position` on, without copying them: a private
+    /// mapping. What is written to them later stays here, as with all of the buffer's bytes.
+    ///
+    /// `false`, with nothing changed, where that can't be: in pinned memory, in a pool that keeps
+    /// regions, in buffers of up to 1 MiB, which share one, at places and offsets that aren't whole
+    /// pages, or for files that can't be mapped.
+    ///
+    /// What another process does to the file in place is seen in bytes that weren't written here,
+    /// and where the file gets shorter, touching them ends the process (`SIGBUS`), as with every
+    /// mapping of a file. Files that are replaced by a rename are safe.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says when it is too late to go on without: drop the buffer.
+    pub fn map_file(
+        &mut self,
+        position: usize,
+        file: &File,
+        offset: u64,
+        length: usize,
+    ) -> Result<bool> {
+        let options = self.pool.options();
+        match &mut self.place {
+            Place::Own(Some(region)) if !options.pinned && options.retain_bytes == 0 => {
+                region.map_file(position, file.as_fd(), offset, length)
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Zeroes the first `length` bytes, which an earlier buffer may have written.

@@ -2,6 +2,7 @@
 
 /// How a [`Pool`](super::Pool) behaves.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct PoolOptions {
     /// The most bytes to have mapped at any moment; `None`: as much as the machine has left.
     pub budget_bytes: Option<usize>,

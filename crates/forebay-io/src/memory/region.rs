@@ -3,11 +3,12 @@
 #![expect(unsafe_code, reason = "mappings are made, advised, locked and unmapped by address")]
 
 use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::PoolOptions;
 use super::limits;
@@ -79,6 +80,40 @@ impl Region {
         // SAFETY: the mapping is dropped after what comes back.
         let touching = unsafe { toucher.touch(self.id(), start, mapping.length) };
         self.touching = ProcessLocal::new(touching);
+    }
+
+    /// Puts a private mapping of `length` bytes of a file, from `offset` on, in place of its own
+    /// bytes from `position` on; all three are whole pages, but for the length at the file's end.
+    /// `false`, and nothing is changed, where the file can't be mapped.
+    pub(super) fn map_file(
+        &mut self,
+        position: usize,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+    ) -> Result<bool> {
+        let page = rustix::param::page_size();
+        let Some(mapping) = self.mapping.get() else { return Ok(false) };
+        let whole = length.next_multiple_of(page);
+        let fits = position.checked_add(whole).is_some_and(|end| end <= mapping.length);
+        if length == 0 || !fits || !position.is_multiple_of(page) {
+            return Ok(false);
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let new = unsafe { rustix::mm::mmap(ptr::null_mut(), length, access, flags, file, offset) };
+        let Ok(new) = new else { return Ok(false) };
+        let place = mapping.address().wrapping_byte_add(position);
+        // SAFETY: the new mapping is nobody else's; the place is part of this region, whose only
+        // buffer is borrowed by the caller for this call, and stays mapped.
+        let moved =
+            unsafe { rustix::mm::mremap_fixed(new, whole, whole, MremapFlags::MAYMOVE, place) };
+        moved.map(|_| true).map_err(|errno| {
+            // SAFETY: the new mapping is nobody else's, and was not moved.
+            let _ = unsafe { rustix::mm::munmap(new, whole) };
+            Error::from_os(errno.raw_os_error(), "cannot move a mapping of a file")
+        })
     }
 
     /// A number that no other region of this process has or had.

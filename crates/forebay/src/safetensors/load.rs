@@ -8,10 +8,11 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use forebay_io::{Error, ErrorKind, Handle, OwnedMemory, Pool, PoolBuffer, Result};
+use forebay_io::usage::cached_bytes_within;
+use forebay_io::{Error, ErrorKind, Handle, OwnedMemory, Pool, PoolBuffer, PoolOptions, Result};
 
 use super::pieces::{Flight, Flights, Piece, cut};
-use super::plan::{LoadPlan, Placed};
+use super::plan::{FilePlan, LoadPlan, Placed, Read};
 use super::source::{OpenedFile, Place};
 use super::sums::{Checked, Sum, sums_of};
 use super::{ChecksumState, Stop};
@@ -21,8 +22,14 @@ use super::{ChecksumState, Stop};
 const WINDOW_BYTES: u64 = 256 << 20;
 /// Pieces on their way at once, however short they are.
 const WINDOW_PIECES: usize = 64;
-/// Threads that compute checksums: two keep up with ten gigabytes a second.
-const CHECKERS_MAX: usize = 2;
+/// Threads that compute checksums, if there are so many processors: two keep up with drives, more are
+/// for what is mapped, where memory is the limit.
+const CHECKERS_MAX: usize = 4;
+/// The least of a file that is mapped: less is copied in no time, and may share a region.
+const MAPPED_BYTES_MIN: u64 = 4 << 20;
+/// A file is mapped if no more than one in this many of its bytes isn't in the page cache: those are
+/// read by page faults.
+const MISSING_SHARE: u64 = 64;
 /// Where regions begin: a page, to which plans keep places congruent.
 pub(super) const ALIGNMENT: usize = 4096;
 
@@ -31,13 +38,16 @@ pub(super) const ALIGNMENT: usize = 4096;
 pub struct LoadOptions {
     /// Whether tensors are compared with the file's checksums, where it has any.
     pub verify: bool,
+    /// Whether files that are in the page cache are mapped instead of copied, unless the handle was
+    /// given a pool: see [`PoolBuffer::map_file`] for what that means.
+    pub map: bool,
     /// Ends the call early.
     pub stop: Stop,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { verify: true, stop: Stop::default() }
+        Self { verify: true, map: true, stop: Stop::default() }
     }
 }
 
@@ -81,14 +91,25 @@ pub fn load(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<V
 }
 
 fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<Vec<PoolBuffer>> {
-    let pool = pool_for(handle)?;
+    let pool = handle.result_pool()?;
     let files = plan.opened().files();
     let mut rests = Vec::with_capacity(plan.files().len());
+    let mut mapped: Vec<Piece> = Vec::new();
     let mut queues: Vec<(u64, VecDeque<Piece>)> = Vec::new();
+    let may_map = options.map && handle.options().page_cache && handle.options().pool.is_none();
     for file in plan.files() {
-        let buffer = pool.allocate(memory_bytes(file.region_bytes)?, ALIGNMENT)?;
+        let in_place = if may_map { map(file, &files[file.file])? } else { None };
+        let is_mapped = in_place.is_some();
+        let buffer = match in_place {
+            Some(buffer) => buffer,
+            None => pool.allocate(memory_bytes(file.region_bytes)?, ALIGNMENT)?,
+        };
         let (pieces, rest) = cut(buffer, file.file, &file.reads)?;
         rests.push(rest);
+        if is_mapped {
+            mapped.extend(pieces);
+            continue;
+        }
         let device = files[file.file].device;
         match queues.iter_mut().find(|(other, _)| *other == device) {
             Some((_, queue)) => queue.extend(pieces),
@@ -98,9 +119,10 @@ fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<
     let window = WINDOW_BYTES * queues.len() as u64;
     let pieces = take_turns(queues.into_iter().map(|(_, queue)| queue).collect());
     if options.verify && plan.files().iter().any(|file| is_checked(&files[file.file])) {
-        let mut checked = fly_checked(handle, files, pieces, window, &options.stop)?;
+        let mut checked = fly_checked(handle, files, mapped, pieces, window, &options.stop)?;
         check_all(plan, &mut checked)?;
     } else {
+        drop(mapped);
         fly(handle, files, pieces, window, &options.stop, drop)?;
     }
     for file in plan.files() {
@@ -116,10 +138,30 @@ fn load_plan(handle: &Handle, plan: &LoadPlan, options: &LoadOptions) -> Result<
     Ok(regions)
 }
 
-/// Where loaded tensors go: the pool that the handle was given, else memory like any other, which a
-/// forked child has too.
-pub(super) fn pool_for(handle: &Handle) -> Result<Arc<Pool>> {
-    if handle.options().pool.is_some() { handle.pool() } else { Ok(Pool::ordinary()) }
+/// A region with what is read of a file mapped into it, if enough of that is in the page cache.
+fn map(plan: &FilePlan, file: &OpenedFile) -> Result<Option<PoolBuffer>> {
+    let wanted: u64 = plan.reads.iter().map(|read| read.length).sum();
+    let cached = |read: &Read| cached_bytes_within(file.file(), read.offset, read.length);
+    let cached: u64 = plan.reads.iter().filter_map(cached).sum();
+    if wanted < MAPPED_BYTES_MIN || cached < wanted - wanted / MISSING_SHARE {
+        return Ok(None);
+    }
+    // Nothing of it is to be touched ahead: no page of its own is used.
+    let options = PoolOptions { pinned: false, touch: false, ..PoolOptions::default() };
+    let mut buffer = Pool::new(options).allocate(memory_bytes(plan.region_bytes)?, ALIGNMENT)?;
+    for (index, read) in plan.reads.iter().enumerate() {
+        let (position, length) = (memory_bytes(read.position)?, memory_bytes(read.length)?);
+        if !buffer.map_file(position, file.file(), read.offset, length)? {
+            // The first one tells whether the file can be mapped; a later one isn't left out.
+            let text = "cannot map a part of the file";
+            return if index == 0 {
+                Ok(None)
+            } else {
+                Err(Error::new(ErrorKind::Unsupported, text))
+            };
+        }
+    }
+    Ok(Some(buffer))
 }
 
 /// Whether there is something to compare its bytes with.
@@ -193,16 +235,18 @@ fn landed_one(
     Ok(some)
 }
 
-/// As [`fly`], and computes the checksums of what has landed; by file.
+/// As [`fly`], and computes the checksums of what has landed, and of what is mapped; by file.
 fn fly_checked(
     handle: &Handle,
     files: &[OpenedFile],
+    mapped: Vec<Piece>,
     pieces: Vec<Piece>,
     window: u64,
     stop: &Stop,
 ) -> Result<Vec<Checked>> {
     let mut all: Vec<Checked> = files.iter().map(|_| Checked::default()).collect();
-    let count = pieces.len().min(CHECKERS_MAX);
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let count = (mapped.len() + pieces.len()).min(processors).min(CHECKERS_MAX);
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel::<Piece>();
         let receiver = Arc::new(Mutex::new(receiver));
@@ -210,7 +254,7 @@ fn fly_checked(
         for _ in 0..count {
             let receiver = Arc::clone(&receiver);
             let thread = thread::Builder::new().name("forebay-check".to_owned());
-            let checker = thread.spawn_scoped(scope, move || check_pieces(files, &receiver));
+            let checker = thread.spawn_scoped(scope, move || check_pieces(files, &receiver, stop));
             match checker {
                 Ok(checker) => checkers.push(checker),
                 Err(error) if checkers.is_empty() => {
@@ -220,6 +264,9 @@ fn fly_checked(
             }
         }
         // A checker that is gone has panicked, which the scope passes on.
+        for piece in mapped {
+            drop(sender.send(piece));
+        }
         let flown = fly(handle, files, pieces, window, stop, |piece| drop(sender.send(piece)));
         drop(sender);
         for checker in checkers {
@@ -233,11 +280,19 @@ fn fly_checked(
 }
 
 /// A checker: the sums of the pieces that come, by file.
-fn check_pieces(files: &[OpenedFile], pieces: &Mutex<Receiver<Piece>>) -> Vec<(usize, Vec<Sum>)> {
+fn check_pieces(
+    files: &[OpenedFile],
+    pieces: &Mutex<Receiver<Piece>>,
+    stop: &Stop,
+) -> Vec<(usize, Vec<Sum>)> {
     let mut all = Vec::new();
     loop {
         let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(piece) = next else { return all };
+        if stop.check().is_err() {
+            // Whoever flies the pieces says so; what is left isn't looked at.
+            continue;
+        }
         let file = &files[piece.file];
         if is_checked(file) {
             all.push((piece.file, sums_of(&file.header, piece.offset, piece.bytes())));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use forebay_io::{Error, ErrorKind, Handle, OwnedMemory, Pool, PoolBuffer, PoolOptions, Result};
 
-use super::load::{ALIGNMENT, copy, is_checked, memory_bytes, note_unverified, pool_for, whole};
+use super::load::{ALIGNMENT, copy, is_checked, memory_bytes, note_unverified, whole};
 use super::pieces::{Flight, Flights, cut};
 use super::plan::{FilePlan, LoadPlan, PAGE_BYTES};
 use super::source::{Opened, Place};
@@ -138,7 +138,7 @@ impl Stream {
         }
         // What a dropped tensor leaves serves the next group of about its size.
         let room = memory_bytes(room)?;
-        let pool = pool_for(handle)?.options().clone();
+        let pool = handle.result_pool()?.options().clone();
         let pool = PoolOptions { budget_bytes: Some(room), retain_bytes: room, ..pool };
         Ok(Self {
             opened,
