@@ -20,6 +20,10 @@ use super::source::{Opened, Place};
 const GAP_BYTES_MAX: u64 = 128 << 10;
 /// A page, the most that direct I/O asks for.
 pub(super) const PAGE_BYTES: u64 = 4096;
+/// A huge page of most machines.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Where as much is read of a file, an unused huge page before it is nothing.
+const LARGE_BYTES: u64 = 64 << 20;
 /// The widest alignment of a dtype.
 const SHIFTS: u64 = 8;
 /// Where a tensor that is copied begins: a cache line.
@@ -210,7 +214,10 @@ fn plan_file(opened: &Opened, places: &[Place]) -> FilePlan {
             _ => runs.push((start, end)),
         }
     }
-    let mut next = 0_u64;
+    // Congruent modulo a huge page too, which the kernel can then map the page cache with.
+    let least = runs.first().map_or(0, |(start, _)| (start + shift) % HUGE_PAGE_BYTES);
+    let is_large = runs.iter().map(|(start, end)| end - start).sum::<u64>() >= LARGE_BYTES;
+    let mut next = if is_large { least } else { 0 };
     let mut reads = Vec::with_capacity(runs.len());
     for (start, end) in runs {
         let wanted = (start + shift) % PAGE_BYTES;

@@ -61,7 +61,11 @@ impl Checked {
             if sum.start != position {
                 return None;
             }
-            checksum = crc32c_combine(checksum, sum.checksum, sum.bytes);
+            checksum = if position == info.start {
+                sum.checksum
+            } else {
+                crc32c_combine(checksum, sum.checksum, sum.bytes)
+            };
             position += sum.bytes;
         }
         (position == info.end).then_some(checksum)
