@@ -203,7 +203,10 @@ impl Checkpointer {
         let obituary = Obituary(Arc::clone(shared), Arc::clone(&job));
         // What was waited for may have failed.
         let begun = match shared.queue.take_failure() {
-            Some(error) => Err(error),
+            Some(error) => {
+                drop(obituary);
+                Err(error)
+            }
             None => shared.begin(obituary, &state, meanwhile, poll),
         };
         if let Err(error) = begun {
