@@ -373,10 +373,12 @@ def test_a_forked_child_loads_and_is_told_that_it_cannot_save(tmp_path: Path) ->
         checkpointer = Checkpointer({str(tmp_path)!r}, budget="64MiB")
         checkpointer.save(1, {{"x": numpy.arange(1 << 20)}})
         operation = checkpointer.save_async(2, {{"x": numpy.arange(4 << 20)}})
+        loaded = checkpointer.load(1)
         child = os.fork()
         if child == 0:
             code = 1
             try:
+                assert loaded["x"][-1] == (1 << 20) - 1
                 assert checkpointer.load(1)["x"][-1] == (1 << 20) - 1
                 try:
                     checkpointer.save(3, {{}})
