@@ -66,6 +66,7 @@ def test_tensors_may_change_as_soon_as_an_asynchronous_save_returns(tmp_path: Pa
         state["bytes"][0] = 0
         back = checkpointer.load()
         assert operation.done()
+        # What isn't captured yet can't be saved yet.
         assert 0 < operation.blocked_seconds <= operation.total_seconds
     assert torch.equal(back["weights"], wanted["weights"])
     assert back["step"] == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
@@ -160,8 +161,11 @@ class Checkpointer:
         return number
 
     def _start(self, step: int, state: Any, waits: bool) -> SaveOperation:
+        begin = time.perf_counter()
         encoded = encode(state, self._allow_pickle)
-        return SaveOperation(step, self._core.save(step, encoded.tensors, encoded.rest, waits))
+        before = time.perf_counter() - begin
+        core = self._core.save(step, encoded.tensors, encoded.rest, waits)
+        return SaveOperation(step, core, before)
 
     # Loading
 
