@@ -66,6 +66,7 @@ def test_tensors_may_change_as_soon_as_an_asynchronous_save_returns(tmp_path: Pa
         state["bytes"][0] = 0
         back = checkpointer.load()
         assert operation.done()
+        # What isn't captured yet can't be saved yet.
         assert 0 < operation.blocked_seconds <= operation.total_seconds
     assert torch.equal(back["weights"], wanted["weights"])
     assert back["step"] == 7
@@ -373,10 +374,12 @@ def test_a_forked_child_loads_and_is_told_that_it_cannot_save(tmp_path: Path) ->
         checkpointer = Checkpointer({str(tmp_path)!r}, budget="64MiB")
         checkpointer.save(1, {{"x": numpy.arange(1 << 20)}})
         operation = checkpointer.save_async(2, {{"x": numpy.arange(4 << 20)}})
+        loaded = checkpointer.load(1)
         child = os.fork()
         if child == 0:
             code = 1
             try:
+                assert loaded["x"][-1] == (1 << 20) - 1
                 assert checkpointer.load(1)["x"][-1] == (1 << 20) - 1
                 try:
                     checkpointer.save(3, {{}})

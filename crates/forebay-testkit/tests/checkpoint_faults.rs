@@ -156,6 +156,35 @@ fn a_failure_that_nobody_waited_for_is_told_by_the_next_save_once() {
 }
 
 #[test]
+fn a_save_right_after_one_that_was_waited_for_is_never_refused() {
+    for on_busy in [OnBusy::Error, OnBusy::Skip] {
+        let directory = directory();
+        let options = CheckpointOptions { on_busy, durability: Durability::None, ..options() };
+        let checkpointer = Checkpointer::open(directory.path(), options).unwrap();
+        for step in 0..50 {
+            start(&checkpointer, step).unwrap().unwrap().wait().unwrap();
+        }
+        check(&checkpointer, 49);
+    }
+}
+
+#[test]
+fn a_failure_of_the_save_that_the_next_one_waits_for_is_told_once() {
+    let directory = directory();
+    let storage = Arc::new(FaultStorage::new(FIRST_SYNC, FULL));
+    // Slow enough that the first is under way when the second begins.
+    let handle = slow(500_000);
+    let checkpointer = Checkpointer::with(directory.path(), options(), storage, handle).unwrap();
+    let ticket = start(&checkpointer, 7).unwrap().unwrap();
+    assert!(!ticket.is_done());
+    let error = start(&checkpointer, 8).unwrap_err();
+    assert!(error.to_string().contains("step 7 wasn't saved"), "{error}");
+    save(&checkpointer, 8).unwrap();
+    check(&checkpointer, 8);
+    assert!(checkpointer.take_failure().is_none());
+}
+
+#[test]
 fn a_failure_that_was_waited_for_is_not_told_again() {
     let directory = directory();
     let storage = Arc::new(FaultStorage::new(FIRST_SYNC, FULL));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
@@ -138,7 +139,8 @@ class Checkpointer:
     def save_async(self, step: SupportsIndex, state: Any) -> SaveOperation:
         """Start a :meth:`save`, and return when the state has been captured.
 
-        The state may change at once then. What it met later is raised by waiting for it, or else
+        The state may change at once then. The first save also has the memory mapped that all of
+        them use, and takes longer to return. What it met later is raised by waiting for it, or else
         by the next save or :meth:`close`.
 
         Tensors that aren't contiguous, or are on another device than the CPU, are first copied to
@@ -159,8 +161,11 @@ class Checkpointer:
         return number
 
     def _start(self, step: int, state: Any, waits: bool) -> SaveOperation:
+        begin = time.perf_counter()
         encoded = encode(state, self._allow_pickle)
-        return SaveOperation(step, self._core.save(step, encoded.tensors, encoded.rest, waits))
+        before = time.perf_counter() - begin
+        core = self._core.save(step, encoded.tensors, encoded.rest, waits)
+        return SaveOperation(step, core, before)
 
     # Loading
 
@@ -175,8 +180,8 @@ class Checkpointer:
             Which; if not given, the one that was saved last.
         into : nested state, optional
             Tensors to fill, at the places where the checkpoint has tensors of the same shape and
-            type; what it has besides is loaded anew. Without it, tensors are views of pinned
-            memory, which goes with the last one of a file.
+            type; what it has besides is loaded anew. Without it, the tensors of a file share
+            memory, which goes with the last of them.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Loads a state shard by shard: as new tensors over pinned memory, or into those that are there."""
+"""Loads a state shard by shard: as new tensors over its memory, or into those that are there."""
 
 from __future__ import annotations
 

@@ -29,10 +29,11 @@ class SaveOperation:
         Nothing is saved, since earlier saves were under way and ``on_busy="skip"`` holds.
     """
 
-    __slots__ = ("_core", "skipped", "step")
+    __slots__ = ("_before_seconds", "_core", "skipped", "step")
 
-    def __init__(self, step: int, core: SaveTicket | None) -> None:
+    def __init__(self, step: int, core: SaveTicket | None, before_seconds: float) -> None:
         self._core = core
+        self._before_seconds = before_seconds
         self.step = step
         self.skipped = core is None
 
@@ -62,12 +63,14 @@ class SaveOperation:
     @property
     def blocked_seconds(self) -> float:
         """Seconds that the call took: until the state was captured, and could change again."""
-        return 0.0 if self._core is None else self._core.blocked_seconds
+        blocked = 0.0 if self._core is None else self._core.blocked_seconds
+        return self._before_seconds + blocked
 
     @property
     def total_seconds(self) -> float:
         """Seconds from the call until it was done, or so far."""
-        return 0.0 if self._core is None else self._core.total_seconds
+        total = 0.0 if self._core is None else self._core.total_seconds
+        return self._before_seconds + total
 
     def __await__(self) -> Generator[object, None, None]:
         """Wait in an asyncio event loop, which sleeps meanwhile."""

@@ -29,24 +29,33 @@ struct State {
     failed: VecDeque<Arc<Job>>,
 }
 
+/// What becomes of a save that wants to begin.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// It has begun.
+    Begun,
+    /// One that is done, as its caller may know, is in the way for a moment.
+    Soon,
+    /// These steps are under way.
+    Busy(Vec<u64>),
+}
+
 impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins a save, if fewer than `most` are under way.
-    pub(super) fn enter(&self, job: &Arc<Job>, most: usize) -> bool {
+    pub(super) fn enter(&self, job: &Arc<Job>, most: usize) -> Entry {
         let mut state = self.state();
-        let has_room = state.running.len() < most;
-        if has_room {
+        if state.running.len() < most {
             state.running.push_back(Arc::clone(job));
+            return Entry::Begun;
         }
-        has_room
-    }
-
-    /// The steps that are under way.
-    pub(super) fn steps(&self) -> Vec<u64> {
-        self.state().running.iter().map(|job| job.step).collect()
+        if state.running.iter().any(|job| job.is_done()) {
+            return Entry::Soon;
+        }
+        Entry::Busy(state.running.iter().map(|job| job.step).collect())
     }
 
     /// Ends a save, with its outcome.

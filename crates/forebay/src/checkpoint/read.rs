@@ -102,8 +102,8 @@ impl Reader {
         &self.state
     }
 
-    /// The whole file of a shard, in memory of the pool; checked, unless it was opened otherwise.
-    /// A request to stop ends it.
+    /// The whole file of a shard, in memory like any other, which a forked child has too; checked,
+    /// unless it was opened otherwise. A request to stop ends it.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Reader {
     /// differ are named.
     pub fn load_shard(&self, handle: &Handle, index: usize, cancel: &Stop) -> Result<PoolBuffer> {
         let length = usize::try_from(self.manifest.shards[index].bytes).unwrap_or(usize::MAX);
-        let mut region = Pool::global().allocate(length, ALIGNMENT_DEFAULT)?;
+        let mut region = Pool::ordinary().allocate(length, ALIGNMENT_DEFAULT)?;
         let pieces = region.as_mut_slice().chunks_mut(PIECE_LENGTH).enumerate();
         let pieces = Mutex::new(pieces);
         let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();

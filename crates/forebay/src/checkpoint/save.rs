@@ -21,7 +21,7 @@ use super::leftovers::{self, Claim};
 use super::name::STEP_MAX;
 use super::options::{CheckpointOptions, OnBusy, chunk_bytes};
 use super::publish::{self, Publish};
-use super::queue::Queue;
+use super::queue::{Entry, Queue};
 use super::read::Reader;
 use super::storage::{FileSystem, Storage};
 use super::write::{Write, sync_directory};
@@ -203,7 +203,10 @@ impl Checkpointer {
         let obituary = Obituary(Arc::clone(shared), Arc::clone(&job));
         // What was waited for may have failed.
         let begun = match shared.queue.take_failure() {
-            Some(error) => Err(error),
+            Some(error) => {
+                drop(obituary);
+                Err(error)
+            }
             None => shared.begin(obituary, &state, meanwhile, poll),
         };
         if let Err(error) = begun {
@@ -313,23 +316,22 @@ impl Shared {
     fn enter(&self, job: &Arc<Job>, poll: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
         let most = self.options.in_flight;
         loop {
-            if self.queue.enter(job, most) {
-                return Ok(true);
-            }
-            match self.options.on_busy {
-                OnBusy::Wait => {
-                    self.queue.wait_below(most, SLICE);
-                    poll()?;
-                }
-                OnBusy::Skip => return Ok(false),
-                OnBusy::Error => {
-                    let steps = self.queue.steps();
-                    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
-                    let (step, steps) = (job.step, steps.join(", "));
-                    let text = format!("step {step} isn't saved while {steps} is under way");
-                    return Err(Error::from_os(code::EBUSY, text)
-                        .hint("wait for it, or choose on_busy=\"wait\" or \"skip\""));
-                }
+            let busy = match self.queue.enter(job, most) {
+                Entry::Begun => return Ok(true),
+                Entry::Soon => Vec::new(),
+                Entry::Busy(steps) => steps,
+            };
+            if busy.is_empty() || self.options.on_busy == OnBusy::Wait {
+                self.queue.wait_below(most, SLICE);
+                poll()?;
+            } else if self.options.on_busy == OnBusy::Skip {
+                return Ok(false);
+            } else {
+                let steps: Vec<String> = busy.iter().map(u64::to_string).collect();
+                let (step, steps) = (job.step, steps.join(", "));
+                let text = format!("step {step} isn't saved while {steps} is under way");
+                return Err(Error::from_os(code::EBUSY, text)
+                    .hint("wait for it, or choose on_busy=\"wait\" or \"skip\""));
             }
         }
     }
