@@ -135,3 +135,62 @@ impl Drop for PoolBuffer {
         self.pool.take_back(self.length, place);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use super::super::{ALIGNMENT_DEFAULT, PoolOptions};
+    use super::*;
+
+    const LENGTH: usize = 3 << 20;
+
+    fn pool(pinned: bool, retain_bytes: usize) -> Arc<Pool> {
+        Pool::new(PoolOptions { pinned, retain_bytes, ..PoolOptions::default() })
+    }
+
+    fn file(length: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
+        let content: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&content).unwrap();
+        (file, content)
+    }
+
+    #[test]
+    fn a_mapped_file_is_in_place_of_the_bytes_and_stays_as_it_was() {
+        let (file, content) = file((2 << 20) + 4096 + 13);
+        let mut buffer = pool(false, 0).allocate(LENGTH, ALIGNMENT_DEFAULT).unwrap();
+        buffer.as_mut_slice().fill(0xAA);
+        let wanted = &content[4096..];
+        assert!(buffer.map_file(8192, file.as_file(), 4096, wanted.len()).unwrap());
+        assert!(buffer.as_slice()[..8192].iter().all(|&byte| byte == 0xAA));
+        assert_eq!(&buffer.as_slice()[8192..][..wanted.len()], wanted);
+        let behind = 8192 + wanted.len().next_multiple_of(4096);
+        assert!(buffer.as_slice()[behind..].iter().all(|&byte| byte == 0xAA));
+        buffer.as_mut_slice().fill(7);
+        assert_eq!(fs::read(file.path()).unwrap(), content);
+        drop(buffer);
+        assert_eq!(fs::read(file.path()).unwrap(), content);
+    }
+
+    #[test]
+    fn a_file_is_not_mapped_where_that_would_surprise() {
+        let (file, _) = file(1 << 20);
+        let refused = |pool: Arc<Pool>, length, position, offset| {
+            let mut buffer = pool.allocate(length, ALIGNMENT_DEFAULT).unwrap();
+            buffer.as_mut_slice().fill(0xAA);
+            let mapped = buffer.map_file(position, file.as_file(), offset, 8192).unwrap();
+            !mapped && buffer.as_slice().iter().all(|&byte| byte == 0xAA)
+        };
+        assert!(refused(pool(true, 0), LENGTH, 0, 0), "pinned memory is registered");
+        assert!(refused(pool(false, LENGTH), LENGTH, 0, 0), "a kept region would keep the file");
+        assert!(refused(pool(false, 0), 64 << 10, 0, 0), "small buffers share a region");
+        assert!(refused(pool(false, 0), LENGTH, 1, 0), "within a page");
+        assert!(refused(pool(false, 0), LENGTH, 0, 1), "within a page of the file");
+        assert!(refused(pool(false, 0), LENGTH, LENGTH - 4096, 0), "more than there is room for");
+        let directory = fs::File::open(std::env::temp_dir()).unwrap();
+        let mut buffer = pool(false, 0).allocate(LENGTH, ALIGNMENT_DEFAULT).unwrap();
+        assert!(!buffer.map_file(0, &directory, 0, 8192).unwrap(), "what can't be mapped");
+    }
+}

@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_range_is_found_only_within_one_piece_of_its_region() {
         let length = 2 * PIECE_BYTES + 8192;
-        let entry = Entry::publish(BASE, length);
+        let entry = Entry::publish(BASE, length, true);
         let piece = piece_of(at(PIECE_BYTES + 5), 100).unwrap();
         assert_eq!((piece.region, piece.index), (entry.id(), 1));
         assert_eq!((piece.address.cast_const(), piece.length), (at(PIECE_BYTES), PIECE_BYTES));
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_told_once_and_a_dead_one_is_passed_over() {
-        let entry = Entry::publish(BASE + (1 << 39), 4096);
+        let entry = Entry::publish(BASE + (1 << 39), 4096, true);
         let listener = Arc::new(Counter::default());
         let weak: Weak<dyn RegionListener> = Arc::<Counter>::downgrade(&listener);
         assert!(listen(entry.id(), Weak::clone(&weak)));
