@@ -55,5 +55,6 @@ class OpenFile:
         entry = self.entry(name)
         item_bytes = BITS[entry.dtype] // 8
         descriptor = self._source.descriptors[entry.file]
-        memory = read_view(self._handle, descriptor, view, item_bytes, entry.offset)
+        with self._source.reading():
+            memory = read_view(self._handle, descriptor, view, item_bytes, entry.offset)
         return frame.over(memory, entry.dtype, view.sizes)

@@ -139,7 +139,8 @@ class IntoPlan:
     def run(self, handle: Handle | None) -> None:
         """Load."""
         handle = shared_handle() if handle is None else handle
-        self._read(handle)
+        with self._source.reading():
+            self._read(handle)
         if not self._copied:
             return
         budget = self._budget() if self._wish.budget is None else self._wish.budget
