@@ -43,7 +43,8 @@ class OpenFile:
 
     def whole(self, frame: Frame, name: str) -> Any:
         """Return a tensor."""
-        frame.check(self.entry(name).dtype)
+        entry = self.entry(name)
+        frame.check(entry.dtype, entry.shape)
         return dict(self.some(frame, [name]))[name]
 
     def some(self, frame: Frame, names: list[str] | None) -> Iterable[tuple[str, Any]]:

@@ -112,7 +112,7 @@ class IntoPlan:
         if problem is not None:
             problems.append(f"{name!r} {problem}")
             return
-        self._frame.check(entry.dtype)
+        self._frame.check(entry.dtype, entry.shape)
         self.found.add(name)
         memory = self._places.memory(name, entry.dtype)
         if memory is None or not self._take(memory):

@@ -64,7 +64,7 @@ class TensorStream:
         opened = source if isinstance(source, OpenSource) else OpenSource(source)
         entries = opened.entries(wish.keys)
         for entry in entries:
-            frame.check(entry.dtype)
+            frame.check(entry.dtype, entry.shape)
         budget = parse_size(DEFAULT_BUDGET if wish.budget is None else wish.budget, "budget")
         self._pool, budget = self._share(budget, entries)
         self._handle = handle

@@ -52,7 +52,7 @@ def dtype_code(dtype: np.dtype[Any]) -> str:
 class _Numpy:
     title = "numpy"
 
-    def check(self, dtype: str) -> None:
+    def check(self, dtype: str, shape: tuple[int, ...]) -> None:  # noqa: ARG002 (any will do)
         self._dtype(dtype)
 
     def over(self, memory: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> Any:

@@ -58,7 +58,8 @@ class _AheadFile(OpenFile):
 
     def whole(self, frame: Frame, name: str) -> Any:
         """Return a tensor. The second time, it is loaded alone."""
-        frame.check(self.entry(name).dtype)
+        entry = self.entry(name)
+        frame.check(entry.dtype, entry.shape)
         piece = self._pieces[name]
         with piece.lock:
             if piece.loaded is None:
@@ -69,8 +70,9 @@ class _AheadFile(OpenFile):
 
     def _has_type(self, frame: Frame, name: str) -> bool:
         """Whether the framework has a tensor's type: one that it hasn't is no concern of others."""
+        entry = self.entry(name)
         try:
-            frame.check(self.entry(name).dtype)
+            frame.check(entry.dtype, entry.shape)
         except UnsupportedError:
             return False
         return True
