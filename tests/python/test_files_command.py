@@ -43,6 +43,7 @@ DTYPES = [
     torch.float8_e5m2,
     torch.float8_e8m0fnu,
 ]
+PACKED = getattr(torch, "float4_e2m1fn_x2", None)
 NAMES = ["", "..", "../../etc/passwd", "/absolute", "größe", "a\nb", "100%2F", "a.b"]
 
 
@@ -385,3 +386,22 @@ def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
     assert main(["verify", str(path)]) == 1
     path.write_bytes(struct.pack("<Q", 1 << 60) + header)
     assert main(["verify", str(path)]) == 1
+
+
+@pytest.mark.skipif(PACKED is None, reason="this torch has no floats of 4 bits")
+def test_floats_of_four_bits_go_to_torch_and_back(tmp_path: Path) -> None:
+    assert PACKED is not None
+    state = {"x": random_tensor(torch.uint8, 3, 5).view(PACKED)}
+    torch.save(state, tmp_path / "a.pt")
+    well("convert", tmp_path / "a.pt", tmp_path / "b.safetensors")
+    assert_equal(load_file(tmp_path / "b.safetensors"), state)
+    well("convert", tmp_path / "b.safetensors", tmp_path / "c.pt")
+    assert_equal(torch.load(tmp_path / "c.pt"), state)
+
+
+def test_a_name_that_no_file_can_have_is_refused_by_itself(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"a\ud800": torch.ones(1)}, tmp_path / "a.pt")
+    assert main(["convert", str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors")]) == 2
+    assert "ud800" in capfd.readouterr().err

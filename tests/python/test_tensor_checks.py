@@ -19,7 +19,11 @@ import torch
 
 import forebay
 import forebay.torch
+from forebay._tensor_files.into import IntoPlan
+from forebay._tensor_files.load import Wish
 from forebay.errors import ForebayError, MismatchError, ShortFileError, TensorFileError
+from forebay.torch import model
+from forebay.torch.frame import FRAME
 from reference import (
     answer,
     assert_identical,
@@ -280,3 +284,56 @@ except KeyboardInterrupt:
     assert done.stdout == "interrupted\n", done.stderr
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("change", ["written to", "cut"])
+@pytest.mark.parametrize("way", ["whole", "slice", "into", "stream"])
+def test_a_file_that_changes_while_it_is_open_is_named(
+    tmp_path: Path, way: str, change: str
+) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"x": torch.arange(9000)}, path, checksums=False)
+    target = {"x": torch.empty(9000, dtype=torch.int64)}
+    plan = IntoPlan(model._Places(target), path, FRAME, Wish())
+    opened, stream = OURS.safe_open(path, "pt"), OURS.stream(path)
+    if change == "cut":
+        os.truncate(path, 5000)
+    else:
+        with path.open("r+b") as file:
+            file.seek(60_000)
+            file.write(b"changed")
+    with pytest.raises((MismatchError, ShortFileError), match=r"x\.safetensors"):
+        {
+            "whole": lambda: opened.get_tensor("x"),
+            "slice": lambda: opened.get_slice("x")[8990:],
+            "into": lambda: plan.run(None),
+            "stream": lambda: next(stream),
+        }[way]()
+
+
+def test_a_killed_save_leaves_its_file_to_the_next_one_to_remove(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    code = f"""
+import os, signal, threading, torch, forebay, forebay.torch
+handle = forebay.Handle(throttle="20MiB")
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+forebay.torch.save_file({{"x": torch.ones(40 << 20)}}, {str(path)!r}, handle=handle)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    OURS.save_file({"x": torch.ones(3)}, tmp_path / "other.safetensors")
+    assert left.exists()
+    OURS.save_file({"x": torch.ones(3)}, path)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"other.safetensors", "x.safetensors"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_that_root_replaces_stays_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"")
+    path.chmod(0o640)
+    os.chown(path, 12345, 12346)
+    OURS.save_file(tensors(), path)
+    facts = path.stat()
+    assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o7777) == (12345, 12346, 0o640)

@@ -80,7 +80,7 @@ def test_a_file_of_the_reference_is_loaded_as_by_the_reference(file: Path) -> No
 
 
 @pytest.mark.parametrize("code", BITS)
-@pytest.mark.parametrize("shape", [(2, 8), (), (0, 4), (4, 0), (1,), (16,)])
+@pytest.mark.parametrize("shape", [(2, 8), (), (0, 4), (4, 0), (1,), (16,), (8, 3)])
 def test_every_type_of_the_format_is_loaded_as_by_the_reference(
     tmp_path: Path, code: str, shape: tuple[int, ...]
 ) -> None:

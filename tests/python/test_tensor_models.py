@@ -214,3 +214,14 @@ def test_models_are_loaded_and_refused_as_by_the_reference(
     else:
         assert isinstance(found[1], RuntimeError)
     assert_holds(dict(ours.state_dict()), dict(theirs.state_dict()))
+
+
+def test_a_module_with_state_that_is_no_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    class Counting(torch.nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"turns": 3}
+
+    path = tmp_path / "x.safetensors"
+    OURS.save_model(torch.nn.Linear(2, 2), path)
+    with pytest.raises(InvalidInputError, match="'_extra_state' is a dict"):
+        OURS.load_into(Counting(2, 2), path)

@@ -15,7 +15,7 @@ import safetensors.torch
 import forebay.numpy
 import forebay.torch
 from conftest import pattern, run_python
-from forebay.errors import MismatchError
+from forebay.errors import InvalidInputError, MismatchError, UnsupportedError
 from reference import (
     BITS,
     NUMPY_ITSELF,
@@ -251,3 +251,23 @@ def test_numpy_alone_is_enough(tmp_path: Path) -> None:
             assert opened.metadata() == {{"a": "b"}}
         """
     )
+
+
+@pytest.mark.parametrize("code", ["F4", "F6_E2M3"])
+def test_a_slice_of_a_type_that_numpy_lacks_is_refused_as_the_tensor_is(
+    tmp_path: Path, code: str
+) -> None:
+    path = tmp_path / "x.safetensors"
+    header = {"x": {"dtype": code, "shape": [4], "data_offsets": [0, BITS[code] // 2]}}
+    write_file(path, header, b"\1" * (BITS[code] // 2))
+    with OURS.safe_open(path, "np") as file:
+        for ask in (lambda: file.get_tensor("x"), lambda: file.get_slice("x")[:]):
+            with pytest.raises(UnsupportedError, match=code):
+                ask()
+
+
+def test_what_is_no_array_isnt_loaded_into(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"x": np.ones(2)}, path)
+    with pytest.raises(InvalidInputError, match="'y' is a list"):
+        OURS.load_into({"x": np.ones(2), "y": [1]}, path)

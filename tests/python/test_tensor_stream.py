@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import queue
+import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,6 +131,51 @@ def test_a_cast_stream_whose_tensors_are_held_gets_an_error_and_loses_nothing(
             held.append(found)
             del found
     assert seen == sorted(values)
+
+
+class Interrupted(BaseException):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize("finishes", [False, True], ids=["waits on", "finishes meanwhile"])
+def test_an_interrupted_stream_goes_on_with_the_tensor_that_it_was_about_to_give(
+    tmp_path: Path, finishes: bool, dtype: torch.dtype | None
+) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({f"{n:02}": torch.full((MIB // 2,), float(n)) for n in range(16)}, path)
+    held: list[torch.Tensor] = []
+
+    def interrupt(*_: object) -> None:
+        held.clear()
+        if finishes:
+            # There is room now, so that the call gets its tensor before it hears of this.
+            time.sleep(0.3)
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    seen = []
+    interrupts = 0
+    try:
+        with OURS.stream(path, budget="32MiB", dtype=dtype, timeout=None) as stream:
+            while True:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                try:
+                    item = next(stream, None)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupted:
+                    interrupts += 1
+                    continue
+                if item is None:
+                    break
+                seen.append(item[0])
+                held.append(item[1])
+                del item
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts
+    assert seen == [f"{number:02}" for number in range(16)]
 
 
 @pytest.mark.slow

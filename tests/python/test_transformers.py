@@ -20,9 +20,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 import forebay
 import forebay.torch
 import forebay.transformers
-from forebay.errors import MismatchError
+from forebay.errors import MismatchError, UnsupportedError
 from forebay.transformers.ahead import AheadOpen
-from reference import assert_identical, flip_bit, place_of
+from reference import assert_identical, flip_bit, place_of, write_file
 
 COMMON = {
     "hidden_size": 48,
@@ -243,3 +243,16 @@ def test_the_real_model_that_make_run_installs_is_loaded() -> None:
     with torch.no_grad():
         tokens = torch.tensor([[101, 7592, 2088, 102]])
         assert_identical(found.eval()(tokens)[0], wanted.eval()(tokens)[0])
+
+
+def test_a_type_that_torch_lacks_is_no_concern_of_the_tensors_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    header = {
+        "x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+        "y": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [4, 7]},
+    }
+    write_file(path, header, bytes(range(7)))
+    with forebay.transformers.loading(), safetensors.safe_open(path, "pt") as file:
+        assert file.get_tensor("x").tolist() == [0, 1, 2, 3]
+        with pytest.raises(UnsupportedError, match="F6_E2M3"):
+            file.get_tensor("y")

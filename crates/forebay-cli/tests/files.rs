@@ -385,6 +385,57 @@ fn what_is_there_is_replaced_only_if_asked_and_keeps_its_mode() {
     std::os::unix::fs::symlink("copy.safetensors", &link).unwrap();
     well(&["convert", "model.safetensors", "link.safetensors", "--force"], &directory);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    // Also if there is nothing where it leads.
+    fs::remove_file(&copy).unwrap();
+    well(&["convert", "model.safetensors", "link.safetensors"], &directory);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(contents(&copy), contents(&directory.path().join("model.safetensors")));
+}
+
+#[test]
+fn what_is_no_file_is_refused_rather_than_waited_for() {
+    let directory = with_zoo();
+    fs::create_dir(directory.path().join("arrays")).unwrap();
+    for pipe in ["pipe", "arrays/a.npy"] {
+        let made = Command::new("mkfifo").arg(pipe).current_dir(directory.path()).status();
+        assert!(made.unwrap().success());
+    }
+    for arguments in [
+        &["ls", "pipe"][..],
+        &["verify", "pipe"],
+        &["cat", "pipe", "--tensor", "a"],
+        &["convert", "pipe", "out.safetensors"],
+        &["ls", "arrays"],
+    ] {
+        let (code, _, stderr) = run(arguments, &directory);
+        assert_eq!(code, 2, "{arguments:?}: {stderr}");
+        assert!(stderr.contains("no regular file"), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_source_that_changes_meanwhile_is_an_error_and_nothing_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("sparse.safetensors");
+    let replace: fn(&Path) = |source| {
+        let other = source.with_extension("other");
+        fs::copy(source, &other).unwrap();
+        fs::rename(&other, source).unwrap();
+    };
+    let change: fn(&Path) = |source| {
+        let file = File::options().write(true).open(source).unwrap();
+        file.write_all_at(b"changed", file.metadata().unwrap().len() - 7).unwrap();
+    };
+    for (meddle, said) in [(replace, "another file"), (change, "was written to")] {
+        sparse(&directory);
+        let child = under_way(&directory, "copy.safetensors");
+        meddle(&source);
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(said), "{stderr}");
+        assert_eq!(names(directory.path()), ["sparse.safetensors"]);
+    }
 }
 
 #[test]
@@ -408,9 +459,11 @@ fn of_two_that_write_the_same_at_once_one_wins_with_all_of_it() {
 #[test]
 fn a_directory_is_replaced_only_if_nothing_else_is_lost() {
     let directory = with_zoo();
-    for _ in 0..2 {
-        well(&["convert", "model.safetensors", "arrays", "--force"], &directory);
+    for output in ["arrays", "arrays", "v1.replaced", "v1.replaced"] {
+        well(&["convert", "model.safetensors", output, "--to", "npy", "--force"], &directory);
     }
+    assert_eq!(names(&directory.path().join("v1.replaced")).len(), zoo().len());
+    fs::remove_dir_all(directory.path().join("v1.replaced")).unwrap();
     let other = directory.path().join("arrays/thesis.txt");
     fs::write(&other, "mine").unwrap();
     let (code, _, stderr) = run(&["convert", "model.safetensors", "arrays", "--force"], &directory);
@@ -455,7 +508,7 @@ fn sparse(directory: &TempDir) {
 /// Starts a conversion, and returns when it is writing.
 fn under_way(directory: &TempDir, output: &str) -> Child {
     let arguments = ["convert", "sparse.safetensors", output, "--budget", "16M"];
-    let child = forebay(&arguments, directory.path()).stderr(Stdio::null()).spawn().unwrap();
+    let child = forebay(&arguments, directory.path()).stderr(Stdio::piped()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while scratches(directory).iter().all(|scratch| names(scratch).len() < 2) {
         assert!(Instant::now() < deadline, "it doesn't begin");

@@ -136,6 +136,12 @@ impl TensorSource {
         self.0.places().iter().map(|&place| self.0.tensor(place).name.as_str()).collect()
     }
 
+    /// Fails if one of the files was written to since they were opened.
+    fn check_unchanged(&self, py: Python<'_>) -> PyResult<()> {
+        let check = || self.0.files().iter().try_for_each(core::OpenedFile::check_unchanged);
+        py.detach(check).or_raise(py)
+    }
+
     /// The index of a tensor's file, if it is there.
     fn file_of(&self, name: &str) -> Option<usize> {
         self.0.find(name).map(|place| place.file)

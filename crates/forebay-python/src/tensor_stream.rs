@@ -55,12 +55,18 @@ impl TensorStream {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Item>> {
-        let ready = py.detach(|| self.with(|stream| Ok(stream.next_ready()))).or_raise(py)?;
-        let next = if ready.is_some() {
-            ready
-        } else {
+        let next = loop {
+            let ready = py.detach(|| self.with(|stream| Ok(stream.next_ready()))).or_raise(py)?;
+            if ready.is_some() {
+                break ready;
+            }
+            // What was got ready stays with the stream if an interrupt ends the call; another thread
+            // may take it first.
             let plain = self.handle.get().plain(py)?;
-            interruptible(py, |stop: &Stop| self.with(|stream| stream.next(plain, stop)))?
+            let get = |stop: &Stop| self.with(|stream| stream.make_ready(plain, stop));
+            if !interruptible(py, get)? {
+                break None;
+            }
         };
         Ok(next.map(|tensor| {
             let core::TensorInfo { name, dtype, shape, .. } = tensor.info();

@@ -43,7 +43,8 @@ class OpenFile:
 
     def whole(self, frame: Frame, name: str) -> Any:
         """Return a tensor."""
-        frame.check(self.entry(name).dtype)
+        entry = self.entry(name)
+        frame.check(entry.dtype, entry.shape)
         return dict(self.some(frame, [name]))[name]
 
     def some(self, frame: Frame, names: list[str] | None) -> Iterable[tuple[str, Any]]:
@@ -55,5 +56,6 @@ class OpenFile:
         entry = self.entry(name)
         item_bytes = BITS[entry.dtype] // 8
         descriptor = self._source.descriptors[entry.file]
-        memory = read_view(self._handle, descriptor, view, item_bytes, entry.offset)
+        with self._source.reading():
+            memory = read_view(self._handle, descriptor, view, item_bytes, entry.offset)
         return frame.over(memory, entry.dtype, view.sizes)

@@ -58,8 +58,8 @@ class Frame(Protocol):
 
     title: str
 
-    def check(self, dtype: str) -> None:
-        """Raise an error that says what to do if it has no such type."""
+    def check(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """Raise an error that says what to do if it has no such type, or not of this shape."""
 
     def over(self, memory: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> Any:
         """Return an array over bytes, which stay as long as the array or a view of it."""

@@ -112,7 +112,7 @@ class IntoPlan:
         if problem is not None:
             problems.append(f"{name!r} {problem}")
             return
-        self._frame.check(entry.dtype)
+        self._frame.check(entry.dtype, entry.shape)
         self.found.add(name)
         memory = self._places.memory(name, entry.dtype)
         if memory is None or not self._take(memory):
@@ -139,7 +139,8 @@ class IntoPlan:
     def run(self, handle: Handle | None) -> None:
         """Load."""
         handle = shared_handle() if handle is None else handle
-        self._read(handle)
+        with self._source.reading():
+            self._read(handle)
         if not self._copied:
             return
         budget = self._budget() if self._wish.budget is None else self._wish.budget

@@ -97,7 +97,7 @@ class _Work:
         self.codes: dict[str, str] = {}
         longest = 0
         for entry in self.entries:
-            frame.check(entry.dtype)
+            frame.check(entry.dtype, entry.shape)
             code = cast_code(entry.dtype, self.target)
             if self.device is None and code == entry.dtype:
                 self.straight.append(entry.name)

@@ -87,7 +87,8 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         """Return all tensors, in the order in which they are in the file."""
         file = self._open()
         for name in file.header.names:
-            self._frame.check(file.entry(name).dtype)
+            entry = file.entry(name)
+            self._frame.check(entry.dtype, entry.shape)
         found = file.some(self._frame, None)
         return {name: self._placed(array, file.entry(name).dtype) for name, array in found}
 

@@ -103,7 +103,7 @@ def deserialize(data: Any, frame: Frame, verify: bool) -> dict[str, Any]:
         if entry is None:
             raise KeyError(name)
         dtype, extents, start, end = entry
-        frame.check(dtype)
+        frame.check(dtype, tuple(extents))
         begin = header.data_start + start
         memory = np.frombuffer(data, np.uint8, end - start, begin).copy()
         expected = header.checksum(name) if verify else None

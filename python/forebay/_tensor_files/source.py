@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from forebay import _forebay
 from forebay._tensor_files.select import parse_source, select
+from forebay.errors import ForebayError, MismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forebay._tensor_files.select import Keys, Source
 
 __all__ = ["Entry", "OpenSource"]
@@ -49,6 +53,22 @@ class OpenSource:
     def headers(self) -> list[_forebay.TensorHeader]:
         """What the files say, in their order."""
         return [self._header(file) for file in range(len(self.paths))]
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read from the descriptors, and refuse what was read if a file was written to meanwhile.
+
+        That is also said where it made the reading fail, which knows of a descriptor only.
+        """
+        try:
+            yield
+        except ForebayError as error:
+            try:
+                self.core.check_unchanged()
+            except MismatchError as changed:
+                raise changed from error
+            raise
+        self.core.check_unchanged()
 
     def entries(self, keys: Keys) -> list[Entry]:
         """Return the tensors that are asked for, file by file, in the order of the files."""

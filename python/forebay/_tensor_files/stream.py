@@ -15,7 +15,7 @@ from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.shared import core_of, shared_handle, tell
 from forebay._tensor_files.source import OpenSource
-from forebay.errors import OutOfMemoryError, WaitTimeoutError
+from forebay.errors import OutOfMemoryError
 from forebay.memory import Pool
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TensorStream:
         opened = source if isinstance(source, OpenSource) else OpenSource(source)
         entries = opened.entries(wish.keys)
         for entry in entries:
-            frame.check(entry.dtype)
+            frame.check(entry.dtype, entry.shape)
         budget = parse_size(DEFAULT_BUDGET if wish.budget is None else wish.budget, "budget")
         self._pool, budget = self._share(budget, entries)
         self._handle = handle
@@ -111,8 +111,8 @@ class TensorStream:
             item = next(self._core)
         try:
             return self._hand_out(*item)
-        except WaitTimeoutError:
-            # The next call may find room for it.
+        except BaseException:
+            # No room, or an interrupt: the next call may do better.
             self._waiting.append(item)
             raise
 

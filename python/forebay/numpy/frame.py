@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay._tensor_files.frame import BITS, View, byte_count
+from forebay._tensor_files.frame import View, byte_count
 from forebay._tensor_files.indices import plain_indices
 from forebay.errors import InvalidInputError, TensorFileError, UnsupportedError
 from forebay.memory import parse_dtype
@@ -52,7 +52,7 @@ def dtype_code(dtype: np.dtype[Any]) -> str:
 class _Numpy:
     title = "numpy"
 
-    def check(self, dtype: str) -> None:
+    def check(self, dtype: str, shape: tuple[int, ...]) -> None:  # noqa: ARG002 (any will do)
         self._dtype(dtype)
 
     def over(self, memory: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> Any:
@@ -60,8 +60,8 @@ class _Numpy:
         return memory[: byte_count(dtype, shape)].view(kind).reshape(shape)
 
     def view(self, dtype: str, shape: tuple[int, ...], index: Any) -> View | None:
+        item = self._dtype(dtype).itemsize
         indices = plain_indices(shape, index)
-        item = BITS[dtype] // 8
         # An array of one item that is said to have the shape: only addresses are computed.
         strides = [item] * len(shape)
         for axis in range(len(shape) - 1, 0, -1):

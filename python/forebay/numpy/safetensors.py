@@ -12,6 +12,7 @@ from forebay._tensor_files import save as saving
 from forebay._tensor_files.load import LoadPlan, Wish
 from forebay._tensor_files.opened import is_mapped
 from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
+from forebay.errors import InvalidInputError
 from forebay.numpy.frame import FRAME, dtype_code
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ class _Places:
     """Arrays that are loaded into."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise InvalidInputError(f"{name!r} is a {type(array).__name__}, not a numpy array")
         self._arrays = arrays
 
     def shape(self, name: str) -> tuple[int, ...] | None:

@@ -22,6 +22,7 @@ import torch
 
 from forebay.errors import InvalidInputError, MismatchError, OutOfMemoryError, UnsupportedError
 from forebay.torch import as_bytes
+from forebay.torch.frame import packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ _NAMES = {
     "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F4": "float4_e2m1fn_x2",
 }
 """Dtypes by the names that safetensors gives them; older torch lacks some."""
 
@@ -200,7 +202,7 @@ def _blank_state(
     state: dict[str, torch.Tensor] = {}
     start = 0
     for tensor in tensors:
-        dtype, shape = _torch_dtype(tensor), tuple(tensor["shape"])
+        dtype, shape = _torch_dtype(tensor), packed(tensor["dtype"], tuple(tensor["shape"]))
         if tensor["bytes"] == 0 or whole is None:
             state[tensor["name"]] = torch.empty(shape, dtype=dtype)
             continue
@@ -277,12 +279,21 @@ def _described(name: str, tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
         raise UnsupportedError(f"the tensor {name!r} has no plain bytes: it is {kind}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(f"the name {name!r} of a tensor isn't Unicode: rename it") from error
     torch_name = str(tensor.dtype).removeprefix("torch.")
     known = (ours for ours, theirs in _NAMES.items() if theirs == torch_name)
+    dtype, shape = next(known, torch_name), list(tensor.shape)
+    if dtype == "F4":
+        if not shape:
+            raise UnsupportedError(f"the tensor {name!r} is one byte of F4 without a shape")
+        shape[-1] *= 2
     return {
         "name": name,
-        "dtype": next(known, torch_name),
-        "shape": list(tensor.shape),
+        "dtype": dtype,
+        "shape": shape,
         "bytes": tensor.numel() * tensor.element_size(),
     }
 

@@ -13,7 +13,7 @@ from forebay.torch.tensors import parse_dtype, tensor_of
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["FRAME", "dtype_code"]
+__all__ = ["FRAME", "dtype_code", "packed"]
 
 _NAMES = {
     "BOOL": "bool",
@@ -55,19 +55,29 @@ def dtype_code(dtype: torch.dtype) -> str:
     return code
 
 
+def packed(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that torch has for one of the format: two items of F4 are one of torch's."""
+    if dtype != "F4":
+        return shape
+    if not shape or shape[-1] % 2:
+        raise UnsupportedError(
+            f"torch has two items of F4 in one, and the last extent of shape {list(shape)} is odd"
+        )
+    return (*shape[:-1], shape[-1] // 2)
+
+
 class _Torch:
     title = "torch"
 
-    def check(self, dtype: str) -> None:
+    def check(self, dtype: str, shape: tuple[int, ...]) -> None:
         self._dtype(dtype)
+        packed(dtype, shape)
 
     def over(
         self, memory: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]
     ) -> torch.Tensor:
         kind = self._dtype(dtype)
-        if dtype == "F4":
-            # Two items are one of torch's.
-            shape = (*shape[:-1], shape[-1] // 2)
+        shape = packed(dtype, shape)
         if memory.size == 0:
             return torch.empty(shape, dtype=kind, device="cpu")
         return tensor_of(memory, kind, shape)

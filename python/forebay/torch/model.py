@@ -8,6 +8,7 @@ import torch
 
 from forebay._tensor_files.into import load_into as load_into_arrays
 from forebay._tensor_files.load import Wish
+from forebay.errors import InvalidInputError
 from forebay.torch.frame import FRAME, dtype_code
 from forebay.torch.safetensors import load_file, save_file
 from forebay.torch.sharing import duplicate_names
@@ -168,7 +169,8 @@ def load_into(
     RuntimeError
         Tensors are missing or unexpected, and ``strict`` is true.
     InvalidInputError
-        Shapes differ, or a tensor of the target has no memory (also a ``ValueError``).
+        Shapes differ, a tensor of the target has no memory, or what is there is no tensor (also a
+        ``ValueError``).
     TensorFileError
         As for :func:`load_file`.
     """
@@ -188,6 +190,12 @@ class _Places:
     """Tensors that are loaded into."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise InvalidInputError(
+                    f"{name!r} is a {type(tensor).__name__}, not a tensor: load into a dict of the "
+                    "tensors"
+                )
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
 
     def shape(self, name: str) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forebay._tensor_files.file import OpenFile
 from forebay._tensor_files.frame import byte_count
 from forebay._tensor_files.opened import safe_open
+from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from forebay._tensor_files.frame import Frame
@@ -57,15 +58,24 @@ class _AheadFile(OpenFile):
 
     def whole(self, frame: Frame, name: str) -> Any:
         """Return a tensor. The second time, it is loaded alone."""
-        self.entry(name)
+        entry = self.entry(name)
+        frame.check(entry.dtype, entry.shape)
         piece = self._pieces[name]
         with piece.lock:
             if piece.loaded is None:
-                for neighbour in piece.names:
-                    frame.check(self.entry(neighbour).dtype)
-                piece.loaded = dict(self.some(frame, piece.names))
+                names = [neighbour for neighbour in piece.names if self._has_type(frame, neighbour)]
+                piece.loaded = dict(self.some(frame, names))
             found = piece.loaded.pop(name, None)
         return super().whole(frame, name) if found is None else found
+
+    def _has_type(self, frame: Frame, name: str) -> bool:
+        """Whether the framework has a tensor's type: one that it hasn't is no concern of others."""
+        entry = self.entry(name)
+        try:
+            frame.check(entry.dtype, entry.shape)
+        except UnsupportedError:
+            return False
+        return True
 
 
 class AheadOpen(safe_open):

@@ -142,7 +142,7 @@ impl Target {
 /// Converts.
 pub(crate) fn run(options: &Convert, host: &dyn Host, output: &Output) -> Result<u8> {
     let target = options.target()?;
-    let path = resolved(&options.output);
+    let path = convert::resolve(&options.output).map_err(failure)?;
     may_replace(&path, target, options.force)?;
     let (parent, name) = parts_of(&path)?;
     let scratch = Scratch::new(&parent, SUBCOMMAND).map_err(|error| {
@@ -198,11 +198,6 @@ fn write(
         Target::Torch => convert::into_room(catalog, made, rooms, budget, &mut watch),
     };
     written.map_err(failure)
-}
-
-/// The path behind links, as far as there is something: a link stays, what it leads to is replaced.
-fn resolved(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
 /// The directory that a path is in, and its name there.

@@ -3,9 +3,11 @@
 //! Nothing here reads or writes a tensor.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::{Occupied, Vacant};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use forebay::Stamp;
 use forebay::catalog::{Catalog, CatalogFile, Entry};
 use forebay::convert::Room;
 use forebay::safetensors::{ChecksumState, Dtype};
@@ -94,6 +96,7 @@ pub(super) fn describe(
     wanted: Wanted<'_>,
 ) -> Result<(Catalog, Notes)> {
     let Wanted { budget, scratch, name } = wanted;
+    let stamp = Stamp::at(path)?;
     let scratch = scratch.map(text_of).transpose()?;
     let path = text_of(path)?;
     let options = json!({ "path": path, "budget": budget, "scratch": scratch, "name": name });
@@ -105,12 +108,13 @@ pub(super) fn describe(
             Failure::usage(format!("the tensor {name:?} is {dtype}, which safetensors hasn't"))
         })?;
         let next = catalog.files.len();
-        let file = *files.entry(file).or_insert_with_key(|file| {
-            let checksums = ChecksumState::Absent;
-            let bytes = std::fs::metadata(file).map_or(0, |facts| facts.len());
-            catalog.files.push(CatalogFile { path: file.clone(), bytes, checksums });
-            next
-        });
+        let file = match files.entry(file) {
+            Occupied(entry) => *entry.get(),
+            Vacant(entry) => {
+                catalog.files.push(file_at(entry.key())?);
+                *entry.insert(next)
+            }
+        };
         let (swapped_bytes, fortran_order, checksum) = (1, false, None);
         catalog.tensors.push(Entry {
             name,
@@ -124,7 +128,19 @@ pub(super) fn describe(
             checksum,
         });
     }
+    stamp.hold_against(&Stamp::at(path.as_ref())?, path.as_ref())?;
     Ok((catalog, notes))
+}
+
+fn file_at(path: &Path) -> Result<CatalogFile> {
+    let facts = std::fs::metadata(path);
+    let facts = facts.with_context(|| format!("cannot look at {}", path.display()))?;
+    Ok(CatalogFile {
+        path: path.to_path_buf(),
+        bytes: facts.len(),
+        checksums: ChecksumState::Absent,
+        stamp: Stamp::at(path)?,
+    })
 }
 
 /// Has torch make a file with room for tensors; where the bytes of each are to go.

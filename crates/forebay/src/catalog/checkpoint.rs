@@ -7,7 +7,6 @@
 //!
 //! - A name in the manifest is never a path: it has to be the one that its place gives it.
 
-use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ use forebay_io::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use super::{Catalog, Entry};
-use crate::safetensors::crc32c;
+use crate::safetensors::{crc32c, open_file};
 
 /// The file that makes a directory a checkpoint.
 const MANIFEST_NAME: &str = "manifest.json";
@@ -68,8 +67,10 @@ impl Manifest {
         }
         let path = directory.join(MANIFEST_NAME);
         let mut bytes = Vec::new();
-        File::open(&path)
-            .and_then(|file| file.take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut bytes))
+        open_file(&path)
+            .map_err(|error| error.path(&path))?
+            .take(MANIFEST_BYTES_MAX + 1)
+            .read_to_end(&mut bytes)
             .map_err(|error| Error::from_io(error, "cannot read").path(&path))?;
         Self::parse(&mut bytes).map(Some).map_err(|error| error.path(&path))
     }
@@ -150,7 +151,11 @@ pub(super) fn step_in(names: &[String]) -> Option<&String> {
 
 /// Reads what isn't tensors, and compares.
 pub(crate) fn verify_state(path: &Path, wanted: u32) -> Result<()> {
-    let bytes = fs::read(path).map_err(|error| Error::from_io(error, "cannot read").path(path))?;
+    let mut bytes = Vec::new();
+    open_file(path)
+        .map_err(|error| error.path(path))?
+        .read_to_end(&mut bytes)
+        .map_err(|error| Error::from_io(error, "cannot read").path(path))?;
     let found = crc32c(&bytes);
     if found == wanted {
         return Ok(());

@@ -1,6 +1,6 @@
 //! What a file or a directory is, by its content.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use forebay_io::{Error, ErrorKind, Result};
 
 use super::checkpoint::{is_checkpoint, step_in};
+use crate::safetensors::open_file;
 
 /// The first bytes of a zip archive, which files of torch and `.npz` files are.
 const ZIP: &[u8] = b"PK\x03\x04";
@@ -45,8 +46,10 @@ impl Kind {
 
     fn of_file(path: &Path) -> Result<Self> {
         let mut start = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(START_BYTES).read_to_end(&mut start))
+        open_file(path)
+            .map_err(|error| error.path(path))?
+            .take(START_BYTES)
+            .read_to_end(&mut start)
             .map_err(|error| Error::from_io(error, "cannot read").path(path))?;
         if start.starts_with(ZIP) {
             if !first_name(&start).ends_with(b".npy") {

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_io::{Error, ErrorKind, Result};
 
+use crate::Stamp;
 use crate::npy;
-
 use crate::safetensors::{ChecksumState, Dtype, Opened, OpenedFile, Source};
 use checkpoint::Manifest;
 pub(crate) use checkpoint::verify_state;
@@ -47,6 +47,8 @@ pub struct CatalogFile {
     pub bytes: u64,
     /// Whether it has checksums.
     pub checksums: ChecksumState,
+    /// As it was when its header was read.
+    pub stamp: Stamp,
 }
 
 /// A tensor, and where its bytes are.
@@ -104,9 +106,10 @@ impl Catalog {
 
     fn of_headers(opened: &Opened) -> Self {
         let mut catalog = Self::default();
-        for OpenedFile { path, header, .. } in opened.files() {
+        for OpenedFile { path, header, stamp, .. } in opened.files() {
             let (path, bytes) = (path.clone(), header.file_bytes());
-            catalog.files.push(CatalogFile { path, bytes, checksums: header.checksums() });
+            let (checksums, stamp) = (header.checksums(), *stamp);
+            catalog.files.push(CatalogFile { path, bytes, checksums, stamp });
             for (name, text) in header.metadata().into_iter().flatten() {
                 catalog.metadata.entry(name.clone()).or_insert_with(|| text.clone());
             }
@@ -139,6 +142,7 @@ impl Catalog {
                 let text = "the name of this file is no Unicode, and so no tensor's:";
                 return Err(Error::new(ErrorKind::InvalidInput, text).path(file));
             };
+            let stamp = Stamp::at(&file)?;
             let header = npy::Header::read(&file)?;
             let (bytes, start) = (header.array_bytes(), header.data_start);
             catalog.tensors.push(Entry {
@@ -155,7 +159,7 @@ impl Catalog {
                 checksum: None,
             });
             let (bytes, checksums) = (bytes + start, ChecksumState::Absent);
-            catalog.files.push(CatalogFile { path: file, bytes, checksums });
+            catalog.files.push(CatalogFile { path: file, bytes, checksums, stamp });
         }
         catalog.check_names(path)?;
         Ok(catalog)
@@ -169,6 +173,13 @@ impl Catalog {
             Error::new(ErrorKind::Unsupported, text).path(path)
         })?;
         Ok((path, offset))
+    }
+
+    /// Fails if a file isn't any more the one whose header was read: its bytes are then of neither.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        self.files.iter().try_for_each(|CatalogFile { path, stamp, .. }| {
+            stamp.hold_against(&Stamp::at(path)?, path)
+        })
     }
 
     /// The tensor of a name.

@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! - Bytes are never changed, but for their order where NumPy has the other one.
-//! - A tensor of which the source has a checksum is held against it on the way.
+//! - A tensor of which the source has a checksum is held against it on the way. A source that is
+//!   written to or replaced meanwhile is an error.
 //! - When a conversion returns without an error, every file that it wrote is on the drive.
 //!
 //! Which tensors there are is in [`catalog`](crate::catalog), headers in
@@ -31,7 +32,7 @@ use serde::Deserialize;
 use crate::catalog::{Catalog, Entry, verify_state};
 use crate::npy;
 use output::{Begin, Output};
-pub use publish::{publish, refuse_replacing};
+pub use publish::{publish, refuse_replacing, resolve};
 pub use shards::Sharding;
 
 /// Is told how many bytes are done, a few times a second; `false` ends the conversion.
@@ -203,7 +204,8 @@ pub fn read_pieces<E: From<Error>>(
     take: impl FnMut(&[u8]) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     let (path, offset) = catalog.place(tensor)?;
-    copy::read_pieces(path, offset, tensor, take)
+    copy::read_pieces(path, offset, tensor, take)?;
+    Ok(catalog.check_unchanged()?)
 }
 
 /// Reads every tensor of which the catalog has a checksum, and what else is in a checkpoint; the

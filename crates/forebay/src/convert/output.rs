@@ -113,6 +113,7 @@ pub(super) fn write(
     let copier = Copier::new(budget, &catalog.files, Some(&targets))?;
     let with_zip = outputs.iter().any(|output| matches!(output.begin, Begin::Rooms(_)));
     let checksums = copier.with_zip(with_zip).copy(parts, &turned, catalog.tensors.len(), watch)?;
+    catalog.check_unchanged()?;
     if let Some(mismatch) = mismatches(catalog, &checksums).first() {
         return Err(corrupt(catalog, mismatch));
     }
@@ -166,6 +167,7 @@ pub(super) fn verify(
     }
     let copier = Copier::new(Budget::divide(budget_bytes)?, &catalog.files, None)?;
     let found = copier.copy(parts, &[], catalog.tensors.len(), watch)?;
+    catalog.check_unchanged()?;
     Ok(mismatches(catalog, &found))
 }
 

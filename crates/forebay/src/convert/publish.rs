@@ -7,14 +7,32 @@
 
 use std::fs;
 use std::io::ErrorKind as IoErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use forebay_io::directory::exchange;
 use forebay_io::{Error, ErrorKind, Result};
 
 use super::output::sync;
+use crate::safetensors::{followed, take_after};
 
 /// Names of files in a directory that a conversion may replace.
 const REPLACED: [&str; 3] = [".npy", ".safetensors", ".safetensors.index.json"];
+
+/// Where a directory is for a moment that changes places with the new one.
+const REPLACED_NAME: &str = ".forebay-replaced";
+
+/// Where to write what is to be found at `path`: links are followed, the last of which may lead to
+/// nothing yet. A link stays, what it leads to is replaced.
+///
+/// # Errors
+///
+/// [`ErrorKind::Os`] for links that lead around in a circle.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    match path.canonicalize() {
+        Ok(found) => Ok(found),
+        Err(_) => followed(path).map_err(|error| error.path(path)),
+    }
+}
 
 /// Refuses what may not be replaced by a file, or by a directory: with `replace`, a directory in
 /// which there is anything but tensors; without it, everything.
@@ -55,7 +73,7 @@ fn refuse_other_files(directory: &Path) -> Result<()> {
 }
 
 /// Puts what is at `made` under its final name, in the same file system, and has the name on the
-/// drive. What was there takes its place, if it was a directory; a file's mode is kept.
+/// drive. What was there takes its place, if it was a directory; a file's mode and owner are kept.
 ///
 /// # Errors
 ///
@@ -68,7 +86,7 @@ pub fn publish(made: &Path, path: &Path, replace: bool) -> Result<()> {
         (true, Ok(_)) => swap(made, path)?,
         (true, Err(_)) => fs::rename(made, path).map_err(failed)?,
         (false, Ok(before)) => {
-            fs::set_permissions(made, before.permissions()).map_err(failed)?;
+            fs::File::open(made).and_then(|made| take_after(&made, &before)).map_err(failed)?;
             fs::rename(made, path).map_err(failed)?;
         }
         (false, Err(_)) => name_file(made, path)?,
@@ -89,10 +107,15 @@ fn name_file(made: &Path, path: &Path) -> Result<()> {
     .map_err(|error| Error::from_io(error, "cannot rename to").path(path))
 }
 
-/// Changes the places of two directories, or of none.
+/// Changes the places of two directories, or of none; in one moment wherever the file system can.
 fn swap(made: &Path, path: &Path) -> Result<()> {
-    let before = made.with_extension("replaced");
     let failed = |error| Error::from_io(error, "cannot replace").path(path);
+    match exchange(made, path) {
+        Err(error)
+            if matches!(error.kind(), IoErrorKind::InvalidInput | IoErrorKind::Unsupported) => {}
+        exchanged => return exchanged.map_err(failed),
+    }
+    let before = made.with_file_name(REPLACED_NAME);
     fs::rename(path, &before).map_err(failed)?;
     if let Err(error) = fs::rename(made, path) {
         // If that can't be undone, it is told where the old one is.
@@ -107,7 +130,7 @@ fn swap(made: &Path, path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
     fn a_file_is_replaced_only_if_asked_and_keeps_its_mode() {
@@ -135,6 +158,18 @@ mod tests {
         publish(&made, &path, true).unwrap();
         assert_eq!(fs::read(path.join("a.npy")).unwrap(), b"new");
         assert_eq!(fs::read(made.join("a.npy")).unwrap(), b"old");
+    }
+
+    #[test]
+    fn a_link_leads_to_what_is_not_there_yet() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        symlink("two", at("one")).unwrap();
+        symlink(at("three"), at("two")).unwrap();
+        assert_eq!(resolve(&at("one")).unwrap(), at("three"));
+        assert_eq!(resolve(&at("none")).unwrap(), at("none"));
+        symlink("around", at("around")).unwrap();
+        assert_eq!(resolve(&at("around")).unwrap_err().kind(), ErrorKind::Os);
     }
 
     #[test]

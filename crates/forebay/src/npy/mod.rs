@@ -22,13 +22,12 @@ mod literal;
 mod name;
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use forebay_io::{Error, ErrorKind, Result};
 
-use crate::safetensors::Dtype;
+use crate::safetensors::{Dtype, open_file};
 pub use element::Element;
 use literal::Literal;
 pub use name::{file_name, tensor_name};
@@ -67,12 +66,8 @@ impl Header {
     pub fn read(path: &Path) -> Result<Self> {
         let at = |error: Error| error.path(path);
         let failed = |error| Error::from_io(error, "cannot read").path(path);
-        let file =
-            File::open(path).map_err(|error| Error::from_io(error, "cannot open").path(path))?;
+        let file = open_file(path).map_err(at)?;
         let facts = file.metadata().map_err(failed)?;
-        if !facts.is_file() {
-            return Err(at(invalid("this is not a file")));
-        }
         let mut start = Vec::new();
         let most = MAGIC.len() + 6 + HEADER_BYTES_MAX;
         let mut file = file.take(most as u64);

@@ -231,7 +231,7 @@ fn short(what: &str, wanted: u64, found: u64) -> Error {
 }
 
 /// Opens a file to read, if it is one.
-pub(super) fn open(path: &Path) -> Result<File> {
+pub(crate) fn open(path: &Path) -> Result<File> {
     let failed = |error: io::Error| Error::from_io(error, "cannot open");
     // Opening a pipe would wait for its other end: look first.
     let kind = std::fs::metadata(path).map_err(failed)?;

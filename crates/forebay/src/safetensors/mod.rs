@@ -21,7 +21,7 @@
 //! - [`source`], [`index`]: where tensors come from. [`plan`]: what is read, and where it goes.
 //! - [`mod@load`], over `pieces` and `sums`: carries a plan out. [`mod@verify`]: reads without keeping.
 //! - [`stream`]: tensors one after the other, within a budget.
-//! - [`mod@save`]: writes files, streaming, whole or not at all.
+//! - [`mod@save`]: writes files, streaming, whole or not at all, over `replaced`.
 //!
 //! # Invariants
 //!
@@ -37,6 +37,7 @@ mod json;
 pub mod load;
 mod pieces;
 pub mod plan;
+mod replaced;
 pub mod save;
 pub mod source;
 mod stop;
@@ -47,10 +48,12 @@ pub mod verify;
 pub use checksum::{crc32c, crc32c_combine};
 pub use draft::{Draft, TensorSpec};
 pub use dtype::Dtype;
+pub(crate) use header::open as open_file;
 pub use header::{CHECKSUM_KEY, ChecksumState, HEADER_BYTES_MAX, Header, TensorInfo};
 pub use index::Index;
 pub use load::{LoadOptions, load};
 pub use plan::{LoadPlan, Placed, PlanOptions};
+pub(crate) use replaced::{followed, take_after};
 pub use save::{SaveOptions, TensorData, TensorWriter, save};
 pub use source::{Opened, OpenedFile, Place, Source};
 pub use stop::Stop;

@@ -12,19 +12,17 @@
 //!   synced after that. A failure removes the new file and leaves the old one alone.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use forebay_io::{
     Direction, Durability, Error, ErrorKind, Handle, OwnedMemory, OwnedOperation, Result, reserve,
 };
-use tempfile::NamedTempFile;
 
 use super::checksum::{crc32c, crc32c_combine};
 use super::draft::{Draft, TensorSpec};
-use super::{Dtype, Stop, code};
+use super::replaced::Replaced;
+use super::{Dtype, Stop};
 
 /// Bytes of a piece: long enough that a drive does its best with a few of them.
 const PIECE_BYTES: usize = 8 << 20;
@@ -34,10 +32,6 @@ const PIECES_MAX: usize = 8;
 const CHUNK_BYTES: usize = 256 << 10;
 /// Alignment of the pieces: a page, the most that direct I/O asks for.
 const ALIGNMENT: usize = 4096;
-/// Mode of a file that wasn't there, before the umask.
-const MODE_NEW: u32 = 0o666;
-/// Most links that are followed to the file that is to be replaced, as in the kernel.
-const LINKS_MAX: usize = 40;
 
 /// A tensor to be saved.
 #[derive(Clone, Copy, Debug)]
@@ -165,8 +159,8 @@ impl<'a> TensorWriter<'a> {
         let path = path.as_ref().to_path_buf();
         let named = |error: Error| error.operation("save").path_instead(&path);
         let target = Replaced::beside(&path).map_err(named)?;
-        reserve(target.file.as_file(), draft.file_bytes()).map_err(named)?;
-        let file = target.file.as_file().try_clone();
+        reserve(target.file(), draft.file_bytes()).map_err(named)?;
+        let file = target.file().try_clone();
         let file = file.map_err(|error| named(Error::from_io(error, "cannot open")))?;
         let pieces = Pieces {
             handle,
@@ -350,80 +344,4 @@ impl Drop for Pieces<'_> {
             let _ = operation.wait();
         }
     }
-}
-
-/// A new file, and the one whose place it is to take.
-#[derive(Debug)]
-struct Replaced {
-    file: NamedTempFile<File>,
-    name: PathBuf,
-}
-
-impl Replaced {
-    /// Makes a file in the directory of the one that `path` leads to.
-    fn beside(path: &Path) -> Result<Self> {
-        let name = followed(path)?;
-        let mode = match fs::symlink_metadata(&name) {
-            Ok(before) if before.is_dir() => {
-                return Err(Error::from_os(code::EISDIR, "cannot save tensors to"));
-            }
-            Ok(before) if !before.is_file() => {
-                let text = "cannot save tensors to what is no regular file:";
-                return Err(Error::new(ErrorKind::InvalidInput, text));
-            }
-            Ok(before) => Some(before.permissions().mode() & 0o7777),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(Error::from_io(error, "cannot look at")),
-        };
-        // tempfile's error doesn't have the code of the system's.
-        let mut code = None;
-        let file = tempfile::Builder::new().prefix(".forebay-").suffix(".tmp").make_in(
-            folder_of(&name),
-            |path| {
-                let mut options = OpenOptions::new();
-                let options = options.read(true).write(true).create_new(true).mode(MODE_NEW);
-                options.open(path).inspect_err(|error| code = error.raw_os_error())
-            },
-        );
-        let file = file.map_err(|error| match code {
-            Some(code) => Error::from_os(code, "cannot make a file beside"),
-            None => Error::from_io(error, "cannot make a file beside"),
-        })?;
-        if let Some(mode) = mode {
-            let kept = file.as_file().set_permissions(Permissions::from_mode(mode));
-            kept.map_err(|error| Error::from_io(error, "cannot keep the permissions of"))?;
-        }
-        Ok(Self { file, name })
-    }
-
-    /// Gives the new file the old one's name.
-    fn publish(self, durable: bool) -> Result<()> {
-        let Self { file, name } = self;
-        file.persist(&name).map_err(|failed| Error::from_io(failed.error, "cannot rename to"))?;
-        if durable {
-            File::open(folder_of(&name))
-                .and_then(|folder| folder.sync_all())
-                .map_err(|error| Error::from_io(error, "cannot make the directory durable of"))?;
-        }
-        Ok(())
-    }
-}
-
-fn folder_of(name: &Path) -> &Path {
-    match name.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// Where links lead, the last of which may lead to nothing.
-fn followed(path: &Path) -> Result<PathBuf> {
-    let mut name = path.to_path_buf();
-    for _ in 0..LINKS_MAX {
-        match fs::read_link(&name) {
-            Ok(target) => name = folder_of(&name).join(target),
-            Err(_) => return Ok(name),
-        }
-    }
-    Err(Error::from_os(code::ELOOP, "cannot follow"))
 }

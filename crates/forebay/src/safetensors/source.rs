@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_io::{Error, ErrorKind, Result};
@@ -14,6 +13,7 @@ use forebay_io::{Error, ErrorKind, Result};
 use super::code;
 use super::header::{Header, TensorInfo, corrupt, open};
 use super::index::{INDEX_NAME, INDEX_SUFFIX, Index};
+use crate::Stamp;
 
 /// The name of a model's file if it has just one.
 const SINGLE_NAME: &str = "model.safetensors";
@@ -136,31 +136,17 @@ pub struct OpenedFile {
     file: File,
     /// The number of the device that it is on.
     pub(super) device: u64,
-    stamp: Stamp,
-}
-
-/// Changes when a file is written to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    bytes: u64,
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    fn of(file: &File) -> Result<(Self, u64)> {
-        let facts = file.metadata().map_err(|error| Error::from_io(error, "cannot look at"))?;
-        let modified = (facts.mtime(), facts.mtime_nsec());
-        Ok((Self { bytes: facts.len(), modified }, facts.dev()))
-    }
+    /// As it was when its header was read.
+    pub(crate) stamp: Stamp,
 }
 
 impl OpenedFile {
     fn open(path: &Path) -> Result<Self> {
         let opened = || {
             let file = open(path)?;
-            let (stamp, device) = Stamp::of(&file)?;
+            let stamp = Stamp::of(&file)?;
             let header = Header::read_from(&file)?;
-            Ok(Self { path: path.to_path_buf(), header, file, device, stamp })
+            Ok(Self { path: path.to_path_buf(), header, file, device: stamp.device(), stamp })
         };
         opened().map_err(|error: Error| error.path(path))
     }
@@ -171,15 +157,13 @@ impl OpenedFile {
     }
 
     /// Fails if the file was written to since it was opened.
-    pub(super) fn check_unchanged(&self) -> Result<()> {
-        let (stamp, _) = Stamp::of(&self.file).map_err(|error| error.path(&self.path))?;
-        if stamp == self.stamp {
-            return Ok(());
-        }
-        let text = "the file was written to while it was loaded:";
-        Err(Error::new(ErrorKind::Mismatch, text)
-            .path(&self.path)
-            .hint("write a new file and rename it"))
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Mismatch`], with the path.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let now = Stamp::of(&self.file).map_err(|error| error.path(&self.path))?;
+        self.stamp.hold_against(&now, &self.path)
     }
 }
 

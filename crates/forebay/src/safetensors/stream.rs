@@ -166,19 +166,26 @@ impl Stream {
     ///
     /// # Errors
     ///
+    /// As for [`Self::make_ready`].
+    pub fn next(&mut self, handle: &Handle, stop: &Stop) -> Result<Option<Streamed>> {
+        Ok(if self.make_ready(handle, stop)? { self.next_ready() } else { None })
+    }
+
+    /// Has the next tensor loaded for [`Self::next_ready`], which nothing can interrupt; `false` when
+    /// all have been returned.
+    ///
+    /// # Errors
+    ///
     /// As for [`load`](super::load()), the same each time. [`ErrorKind::TimedOut`] if the budget is
     /// used up by tensors that are still alive; the stream goes on once they are dropped.
-    pub fn next(&mut self, handle: &Handle, stop: &Stop) -> Result<Option<Streamed>> {
-        loop {
-            if let Some(tensor) = self.ready.pop_front() {
-                return Ok(Some(tensor));
-            }
+    pub fn make_ready(&mut self, handle: &Handle, stop: &Stop) -> Result<bool> {
+        while self.ready.is_empty() {
             if let Some(failure) = &self.failure {
                 return Err(failure.clone());
             }
             match self.advance(handle, stop) {
                 Ok(true) => {}
-                Ok(false) => return Ok(None),
+                Ok(false) => return Ok(false),
                 Err(error) => {
                     let error = error.operation("stream");
                     if !matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Cancelled) {
@@ -189,6 +196,7 @@ impl Stream {
                 }
             }
         }
+        Ok(true)
     }
 
     /// Gets tensors ready; `false` when there are no more.
