@@ -9,6 +9,7 @@ const UNSAFE_FOLDERS: &[&str] = &[
     "crates/forebay-io/src/memory",
     "crates/forebay-io/src/device",
     "crates/forebay-python/src/buffer",
+    "crates/forebay-standin/",
     "crates/forebay-testkit/",
 ];
 
@@ -26,7 +27,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 
 /// Who may read the environment, besides files named `config.rs` and tests.
 const ENVIRONMENT_READERS: &[&str] =
-    &["crates/forebay-testkit/", "crates/forebay-bench/", "xtask/"];
+    &["crates/forebay-standin/", "crates/forebay-testkit/", "crates/forebay-bench/", "xtask/"];
 
 /// Checks one Rust source.
 pub(super) fn check(source: &Source) -> Vec<Finding> {
