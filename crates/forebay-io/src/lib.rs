@@ -64,5 +64,5 @@ pub use operation::Operation;
 pub use owned::{OwnedMemory, OwnedOperation};
 pub use plan::Direction;
 pub use probe::{EngineProbe, probe_engines};
-pub use request::{Part, Request};
+pub use request::{DeviceAccess, Part, Request};
 pub use stats::Stats;

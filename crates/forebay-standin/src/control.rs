@@ -40,6 +40,23 @@ pub struct Stream {
     pub handle: usize,
 }
 
+/// What a kernel reads, once its stream has got there. To drop it without waiting is to let the
+/// kernel write to memory that isn't its own.
+#[derive(Debug)]
+#[must_use]
+pub struct KernelRead {
+    stream: Stream,
+    bytes: Vec<u8>,
+}
+
+impl KernelRead {
+    /// Waits for the kernel's stream.
+    pub fn wait(self, standin: &Standin) -> Vec<u8> {
+        standin.synchronize(self.stream);
+        self.bytes
+    }
+}
+
 impl Standin {
     /// Waits for other tests of this process to be done with it, and has it to itself.
     ///
@@ -208,14 +225,18 @@ impl Standin {
 
     /// What a kernel on a stream reads, which is waited for.
     pub fn kernel_read(&self, stream: Stream, address: usize, length: usize) -> Vec<u8> {
+        self.start_kernel_read(stream, address, length).wait(self)
+    }
+
+    /// A kernel on a stream that reads.
+    pub fn start_kernel_read(&self, stream: Stream, address: usize, length: usize) -> KernelRead {
         let read = self.call::<extern "C" fn(c_int, usize, usize, usize, usize) -> c_int>(
             "forebay_standin_kernel_read",
         );
         let mut bytes = vec![0u8; length];
         let to = bytes.as_mut_ptr().expose_provenance();
         assert_eq!(read(stream.device, stream.handle, address, to, length), 0);
-        self.synchronize(stream);
-        bytes
+        KernelRead { stream, bytes }
     }
 
     /// Waits for all that a stream has to do.

@@ -37,9 +37,25 @@ impl Context {
         self.ordinal
     }
 
+    /// Whether `other` is the context of the same device.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.ordinal == other.ordinal && Arc::ptr_eq(&self.cuda, &other.cuda)
+    }
+
     /// The driver.
     pub fn cuda(&self) -> &Arc<Cuda> {
         &self.cuda
+    }
+
+    /// Holds the context for somebody else as well: its device and handle, for the driver. Whoever
+    /// asks gives it back.
+    pub(super) fn hold_once_more(&self) -> Result<(i32, usize)> {
+        self.cuda.refuse_forked()?;
+        let mut handle = 0;
+        // SAFETY: the result's pointer is valid.
+        let code = unsafe { (self.cuda.driver.retain)(&raw mut handle, self.device) };
+        self.cuda.check(code, "cannot hold a CUDA context")?;
+        Ok((self.device, handle))
     }
 
     /// Makes it current on this thread until what comes back is dropped.

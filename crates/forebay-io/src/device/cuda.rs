@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 
 use super::library::{self, Search};
+use super::pinned::Pinned;
 use super::symbols::Driver;
 use crate::error::{DeviceCode, Error, ErrorKind, Result};
 use crate::memory::process;
@@ -39,6 +40,7 @@ const HINTS: &[(c_int, &str)] = &[
 /// The CUDA driver, loaded and initialised. See the [module documentation](super).
 pub struct Cuda {
     pub(super) driver: Driver,
+    pub(super) pinned: Arc<Pinned>,
     process: u64,
     version: i32,
     device_count: u32,
@@ -62,7 +64,9 @@ impl Cuda {
     /// [`ErrorKind::Device`] if the driver finds no device or can't start.
     pub fn load(search: &Search) -> Result<Arc<Self>> {
         let driver = Driver::of(library::open(NAMES, search)?)?;
-        let mut cuda = Self { driver, process: process::number(), version: 0, device_count: 0 };
+        let pinned = Pinned::new(driver);
+        let mut cuda =
+            Self { driver, pinned, process: process::number(), version: 0, device_count: 0 };
         // SAFETY: the driver takes no memory here, and may be initialised any number of times.
         cuda.check(unsafe { (driver.init)(0) }, "cannot start the CUDA driver")?;
         // SAFETY: the result's pointer is valid.
@@ -161,6 +165,14 @@ impl Cuda {
         match HINTS.iter().find(|(known, _)| *known == code) {
             Some((_, hint)) => Err(error.hint(*hint)),
             None => Err(error),
+        }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        if self.is_here() {
+            self.pinned.unpin_all();
         }
     }
 }

@@ -91,6 +91,20 @@ impl Event {
         cuda.check(code, "a CUDA stream failed")
     }
 
+    /// Sleeps until what it was recorded behind doesn't move any more, and says how that ended. See
+    /// [`Stream::settle`] for what errors mean.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::is_over`].
+    pub fn settle(&self) -> Result<()> {
+        let result = self.wait();
+        if result.is_err() {
+            let _ = self.wait();
+        }
+        result
+    }
+
     pub(super) fn handle(&self) -> usize {
         self.handle
     }

@@ -22,8 +22,8 @@ mod cuda;
 mod cufile;
 mod event;
 mod library;
+mod pinned;
 mod pointer;
-mod registration;
 mod stream;
 mod symbols;
 
@@ -33,7 +33,6 @@ pub use cufile::{BufferRegistration, CuFile, FileMode, FileRange, FileRegistrati
 pub use event::Event;
 pub use library::Search;
 pub use pointer::{Place, memory_at};
-pub use registration::HostRegistration;
 pub use stream::{CallerStream, Stream};
 
 /// An address in a device's memory.

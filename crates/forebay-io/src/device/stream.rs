@@ -116,10 +116,19 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Sleeps until nothing that is enqueued moves any more, however that is.
+    ///
+    /// A call may fail for a reason of its own, or tell of the failure of something earlier; in a
+    /// context that is broken or gone every call fails, and nothing moves.
+    pub fn settle(&self) {
+        let _ = self.wait().or_else(|_| self.wait());
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
-        // In a context that is broken or gone nothing moves any more.
-        let _ = self.wait();
+        self.settle();
         if let Ok(_entered) = self.context.enter() {
             // SAFETY: the stream is `self`'s, and isn't used after this.
             let _ = unsafe { (self.context.cuda().driver.stream_destroy)(self.handle) };
@@ -132,26 +141,18 @@ mod tests {
     use forebay_standin::Standin;
 
     use super::super::context::tests::context;
-    use super::super::registration::HostRegistration;
     use super::*;
+    use crate::memory::{ALIGNMENT_DEFAULT, Pool, PoolBuffer, PoolOptions};
 
     const LENGTH: usize = 1 << 16;
 
-    /// Host memory that the driver knows.
-    struct Registered {
-        // Before the bytes: fields are dropped in order.
-        _registration: HostRegistration,
-        bytes: Vec<u8>,
-    }
-
-    impl Registered {
-        fn new(context: &Arc<Context>, value: u8) -> Self {
-            let mut bytes = vec![value; LENGTH];
-            // SAFETY: the vector's memory stays where it is until it is dropped.
-            let registration =
-                unsafe { HostRegistration::new(context, bytes.as_mut_ptr(), bytes.len()) };
-            Self { _registration: registration.unwrap(), bytes }
-        }
+    /// Memory that the driver knows, and all of it `value`.
+    fn registered(context: &Context, value: u8) -> PoolBuffer {
+        let pool = Pool::new(PoolOptions { touch: false, ..PoolOptions::default() });
+        let mut buffer = pool.allocate(LENGTH, ALIGNMENT_DEFAULT).unwrap();
+        buffer.as_mut_slice().fill(value);
+        assert!(context.cuda().pin_region_of(context, buffer.as_ptr(), LENGTH).unwrap());
+        buffer
     }
 
     #[test]
@@ -164,20 +165,20 @@ mod tests {
             let context = context(&standin, 1);
             let ours = Stream::new(&context).unwrap();
             let (start, end) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
-            let mut host = Registered::new(&context, 0);
+            let host = registered(&context, 0);
             standin.hold(theirs);
             standin.kernel_write(theirs, memory + 1, &vec![9; LENGTH]);
             // SAFETY: the stream lives.
             unsafe { start.record_behind(CallerStream(theirs.handle)) }.unwrap();
             ours.wait_for(&start).unwrap();
             // SAFETY: both live until the event is over.
-            unsafe { ours.copy_out(host.bytes.as_mut_ptr(), memory + 1, LENGTH) }.unwrap();
+            unsafe { ours.copy_out(host.as_ptr(), memory + 1, LENGTH) }.unwrap();
             end.record(&ours).unwrap();
             assert!(!end.is_over().unwrap());
             standin.let_go(theirs);
             end.wait().unwrap();
             assert!(end.is_over().unwrap());
-            assert_eq!(host.bytes, vec![9; LENGTH]);
+            assert_eq!(host.as_slice(), vec![9; LENGTH]);
         }
         standin.end(theirs);
         standin.free(memory);
@@ -190,10 +191,10 @@ mod tests {
         let standin = Standin::new().unwrap();
         let memory = standin.allocate(0, LENGTH);
         let context = context(&standin, 0);
-        let host = Registered::new(&context, 7);
+        let host = registered(&context, 7);
         let ours = Stream::new(&context).unwrap();
         // SAFETY: both live until the stream is dropped, which waits.
-        unsafe { ours.copy_in(memory, host.bytes.as_ptr(), LENGTH) }.unwrap();
+        unsafe { ours.copy_in(memory, host.as_ptr(), LENGTH) }.unwrap();
         drop(ours);
         assert_eq!(standin.peek(memory, LENGTH), vec![7; LENGTH]);
         standin.free(memory);

@@ -50,7 +50,7 @@ impl Job {
                 files.len() - 1
             });
             let Memory { address, length, keep: kept, .. } = memory;
-            parts.push(Part { file, offset, address, length });
+            parts.push(Part { file, offset, address, length, device: None });
             keep.push(kept);
         }
         let Terms { direction, whole_file, priority, durability } = terms;
@@ -58,6 +58,7 @@ impl Job {
             direction,
             files,
             parts,
+            devices: Vec::new(),
             whole_file,
             priority,
             durability,
