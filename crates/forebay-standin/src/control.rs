@@ -57,6 +57,20 @@ impl KernelRead {
     }
 }
 
+/// A stream is kept from starting anything.
+#[derive(Debug)]
+#[must_use]
+pub struct Held<'a> {
+    standin: &'a Standin,
+    stream: Stream,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.standin.set_held(self.stream, 0);
+    }
+}
+
 impl Standin {
     /// Waits for other tests of this process to be done with it, and has it to itself.
     ///
@@ -199,14 +213,10 @@ impl Standin {
         assert_eq!(end(stream.handle), 0);
     }
 
-    /// Keeps a stream from starting anything until it is let go.
-    pub fn hold(&self, stream: Stream) {
+    /// Keeps a stream from starting anything until what comes back is dropped.
+    pub fn hold(&self, stream: Stream) -> Held<'_> {
         self.set_held(stream, 1);
-    }
-
-    /// Lets a stream go on.
-    pub fn let_go(&self, stream: Stream) {
-        self.set_held(stream, 0);
+        Held { standin: self, stream }
     }
 
     fn set_held(&self, stream: Stream, held: c_int) {

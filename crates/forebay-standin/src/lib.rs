@@ -49,4 +49,4 @@ mod control;
 mod exports;
 mod model;
 
-pub use control::{KernelRead, Standin, Stream};
+pub use control::{Held, KernelRead, Standin, Stream};

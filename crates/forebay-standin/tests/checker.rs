@@ -14,7 +14,7 @@ fn a_held_stream_does_nothing_and_goes_on_in_order() {
     let memory = standin.allocate(0, 8);
     standin.poke(memory, &[0; 8]);
     let stream = standin.stream(0);
-    standin.hold(stream);
+    let held = standin.hold(stream);
     for round in 1..=5 {
         standin.kernel_write(stream, memory, &[round; 8]);
     }
@@ -22,7 +22,7 @@ fn a_held_stream_does_nothing_and_goes_on_in_order() {
     assert_eq!(standin.kernel_read(other, memory, 8), [0; 8]);
     // Nothing ordered the two, so that was luck.
     assert!(only_violation(&standin).contains("isn't ordered after a kernel that writes"));
-    standin.let_go(stream);
+    drop(held);
     standin.synchronize(stream);
     assert_eq!(standin.peek(memory, 8), [5; 8]);
     standin.end(stream);
@@ -55,11 +55,11 @@ fn memory_that_was_freed_or_is_in_use_is_found() {
     let standin = Standin::new().unwrap();
     let memory = standin.allocate(0, 100);
     let stream = standin.stream(0);
-    standin.hold(stream);
+    let held = standin.hold(stream);
     standin.kernel_write(stream, memory + 10, &[1; 90]);
     standin.free(memory);
     assert!(only_violation(&standin).contains("freed in use"));
-    standin.let_go(stream);
+    drop(held);
     standin.synchronize(stream);
     standin.end(stream);
 }

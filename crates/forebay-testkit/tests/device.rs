@@ -176,13 +176,13 @@ fn a_store_waits_for_the_kernel_that_makes_the_tensor() {
     let stream = rig.standin.stream(1);
     let (path, bytes) = (rig.path("tensor"), pattern(5, LENGTH));
     let memory = rig.standin.allocate(1, LENGTH);
-    rig.standin.hold(stream);
+    let held = rig.standin.hold(stream);
     rig.standin.kernel_write(stream, memory, &bytes);
     let request = rig.request(Direction::Store, &path, 0, stream, (memory, LENGTH));
     let operation = rig.start(&handle, Request { whole_file: true, ..request }).unwrap();
     assert!(!operation.wait_timeout(std::time::Duration::from_millis(50)).unwrap());
     assert_eq!(operation.bytes_done(), 0);
-    rig.standin.let_go(stream);
+    drop(held);
     operation.wait().unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
     rig.standin.free(memory);
@@ -200,12 +200,12 @@ fn a_load_waits_for_the_kernel_that_still_reads_and_comes_before_the_next_one() 
     std::fs::write(&path, &new).unwrap();
     let memory = rig.standin.allocate(0, LENGTH);
     rig.standin.poke(memory, &old);
-    rig.standin.hold(stream);
+    let held = rig.standin.hold(stream);
     let reading = rig.standin.start_kernel_read(stream, memory, LENGTH);
     let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
     let operation = rig.start(&handle, request).unwrap();
     assert!(!operation.wait_timeout(std::time::Duration::from_millis(50)).unwrap());
-    rig.standin.let_go(stream);
+    drop(held);
     operation.wait().unwrap();
     // The host has seen the last copy: any stream may use the memory now.
     let other = rig.standin.stream(0);
@@ -354,21 +354,22 @@ fn whatever_call_of_the_driver_fails_is_an_error_and_the_next_operation_works() 
         "cuStreamWaitEvent",
     ];
     for symbol in symbols {
-        for number in [1, 2, 7] {
+        // One block, and many.
+        for (length, number) in [(1000, 1), (1000, 2), (LENGTH, 1), (LENGTH, 2), (LENGTH, 7)] {
             let rig = Rig::set_up(&format!("delay_us=30 fail={symbol}:{number}:719"));
             let stream = rig.standin.stream(0);
-            let (path, bytes) = (rig.path("tensor"), pattern(2, LENGTH));
+            let (path, bytes) = (rig.path("tensor"), pattern(2, length));
             let mut failures = 0;
             let handle = Handle::new(options()).unwrap();
             for direction in [Direction::Store, Direction::Load, Direction::Store, Direction::Load]
             {
-                let memory = rig.standin.allocate(0, LENGTH);
+                let memory = rig.standin.allocate(0, length);
                 if direction == Direction::Store {
                     rig.standin.kernel_write(stream, memory, &bytes);
                 } else {
                     std::fs::write(&path, &bytes).unwrap();
                 }
-                let request = rig.request(direction, &path, 0, stream, (memory, LENGTH));
+                let request = rig.request(direction, &path, 0, stream, (memory, length));
                 match rig.run(&handle, request) {
                     Err(error) => {
                         failures += 1;
@@ -379,7 +380,7 @@ fn whatever_call_of_the_driver_fails_is_an_error_and_the_next_operation_works() 
                         assert!(std::fs::read(&path).unwrap() == bytes, "{symbol} {number}");
                     }
                     Ok(()) => {
-                        assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+                        assert!(rig.standin.kernel_read(stream, memory, length) == bytes);
                     }
                 }
                 rig.standin.free(memory);
@@ -401,12 +402,12 @@ fn a_context_that_breaks_ends_operations_with_its_error() {
     std::fs::write(&path, pattern(1, LENGTH)).unwrap();
     let memory = rig.standin.allocate(0, LENGTH);
     let handle = Handle::new(options()).unwrap();
-    rig.standin.hold(stream);
+    let held = rig.standin.hold(stream);
     rig.standin.kernel_write(stream, memory, &[0]);
     let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
     let operation = rig.start(&handle, request).unwrap();
     rig.standin.configure("broken=700");
-    rig.standin.let_go(stream);
+    drop(held);
     let error = operation.wait().unwrap_err();
     assert_eq!(error.device_code().unwrap().name, "CUDA_ERROR_ILLEGAL_ADDRESS");
     assert_eq!(error.operation_name(), Some("load"));

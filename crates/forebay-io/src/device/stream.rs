@@ -166,7 +166,7 @@ mod tests {
             let ours = Stream::new(&context).unwrap();
             let (start, end) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
             let host = registered(&context, 0);
-            standin.hold(theirs);
+            let held = standin.hold(theirs);
             standin.kernel_write(theirs, memory + 1, &vec![9; LENGTH]);
             // SAFETY: the stream lives.
             unsafe { start.record_behind(CallerStream(theirs.handle)) }.unwrap();
@@ -175,7 +175,7 @@ mod tests {
             unsafe { ours.copy_out(host.as_ptr(), memory + 1, LENGTH) }.unwrap();
             end.record(&ours).unwrap();
             assert!(!end.is_over().unwrap());
-            standin.let_go(theirs);
+            drop(held);
             end.wait().unwrap();
             assert!(end.is_over().unwrap());
             assert_eq!(host.as_slice(), vec![9; LENGTH]);

@@ -15,6 +15,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use super::Worker;
+use super::flight::Flight;
 use crate::device::{Context, DeviceAddress, Event, Stream};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,25 +24,69 @@ use crate::operation::DeviceUse;
 use crate::plan::Direction;
 use crate::stats::{Counters, add};
 
+impl Worker {
+    /// Starts the copy between a staging block and a device's memory; the flight goes on when that
+    /// has landed.
+    pub(super) fn copy(&mut self, token: usize, flight: Flight) {
+        let (Some((_, span, block)), Some((_, address)), Some(device)) =
+            (flight.block(), flight.staging, flight.unit.device())
+        else {
+            return self.end(token, flight, Ok(0));
+        };
+        let direction = flight.unit.operation.plan.direction;
+        let skip = if direction == Direction::Load { block.skip(&span) } else { 0 };
+        let copy = Copy {
+            token,
+            operation: flight.unit.operation.id,
+            device,
+            direction,
+            block: address.wrapping_add(skip),
+            address: span.address + block.position,
+            length: block.length,
+        };
+        // SAFETY: this flight alone holds the block, and its operation, whose maker keeps the
+        // memory valid, stays until the copy has landed or `copies` was dropped.
+        match unsafe { self.copies.start(copy) } {
+            Ok(()) => self.flights[token] = Some(flight),
+            Err(error) => self.end(token, flight, Err(error)),
+        }
+    }
+
+    /// Goes on with the blocks whose copies have landed.
+    pub(super) fn handle_landings(&mut self) {
+        for landing in self.copies.landed() {
+            let token = landing.token;
+            let Some(flight) = self.flights.get_mut(token).and_then(Option::take) else {
+                continue;
+            };
+            match (landing.result, flight.unit.operation.plan.direction) {
+                (Err(error), _) => self.end(token, flight, Err(error)),
+                (Ok(()), Direction::Load) => self.deliver(token, flight),
+                (Ok(()), Direction::Store) => self.launch(token, flight),
+            }
+        }
+    }
+}
+
 /// A copy that is over.
 #[derive(Debug)]
-pub(super) struct Landing {
-    pub(super) token: usize,
-    pub(super) result: Result<()>,
+struct Landing {
+    token: usize,
+    result: Result<()>,
 }
 
 /// What is to be copied, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Copy<'a> {
-    pub(super) token: usize,
+struct Copy<'a> {
+    token: usize,
     /// The operation, by its number.
-    pub(super) operation: u64,
-    pub(super) device: &'a DeviceUse,
+    operation: u64,
+    device: &'a DeviceUse,
     /// A load copies to the device, a store from it.
-    pub(super) direction: Direction,
-    pub(super) block: *mut u8,
-    pub(super) address: DeviceAddress,
-    pub(super) length: usize,
+    direction: Direction,
+    block: *mut u8,
+    address: DeviceAddress,
+    length: usize,
 }
 
 /// See the [module documentation](self).
@@ -106,7 +152,7 @@ impl Copies {
     ///
     /// The block is the caller's alone, and the device memory valid, until the copy has landed or
     /// this was dropped.
-    pub(super) unsafe fn start(&mut self, copy: Copy<'_>) -> Result<()> {
+    unsafe fn start(&mut self, copy: Copy<'_>) -> Result<()> {
         let context = &copy.device.context;
         match context.cuda().pin_region_of(context, copy.block, copy.length) {
             Ok(true) => {}
@@ -147,7 +193,7 @@ impl Copies {
     }
 
     /// The copies that have landed since the last call.
-    pub(super) fn landed(&mut self) -> Vec<Landing> {
+    fn landed(&mut self) -> Vec<Landing> {
         if self.under_way == 0 {
             return Vec::new();
         }

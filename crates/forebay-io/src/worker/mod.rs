@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bindings::Bindings;
-use copies::{Copies, Copy};
+use copies::Copies;
 use flight::{Flight, Verdict};
 
 use crate::engine::{Command, Completion, Engine, Transfer};
@@ -269,49 +269,6 @@ impl Worker {
         self.aim(&mut flight, token);
         self.ready.push(flight.transfer);
         self.flights[token] = Some(flight);
-    }
-
-    /// Starts the copy between a staging block and a device's memory; the flight goes on when that
-    /// has landed.
-    #[expect(unsafe_code, reason = "a copy is a promise about memory")]
-    fn copy(&mut self, token: usize, flight: Flight) {
-        let (Some((_, span, block)), Some((_, address)), Some(device)) =
-            (flight.block(), flight.staging, flight.unit.device())
-        else {
-            return self.end(token, flight, Ok(0));
-        };
-        let direction = flight.unit.operation.plan.direction;
-        let skip = if direction == Direction::Load { block.skip(&span) } else { 0 };
-        let copy = Copy {
-            token,
-            operation: flight.unit.operation.id,
-            device,
-            direction,
-            block: address.wrapping_add(skip),
-            address: span.address + block.position,
-            length: block.length,
-        };
-        // SAFETY: this flight alone holds the block, and its operation, whose maker keeps the
-        // memory valid, stays until the copy has landed or `copies` was dropped.
-        match unsafe { self.copies.start(copy) } {
-            Ok(()) => self.flights[token] = Some(flight),
-            Err(error) => self.end(token, flight, Err(error)),
-        }
-    }
-
-    /// Goes on with the blocks whose copies have landed.
-    fn handle_landings(&mut self) {
-        for landing in self.copies.landed() {
-            let token = landing.token;
-            let Some(flight) = self.flights.get_mut(token).and_then(Option::take) else {
-                continue;
-            };
-            match (landing.result, flight.unit.operation.plan.direction) {
-                (Err(error), _) => self.end(token, flight, Err(error)),
-                (Ok(()), Direction::Load) => self.deliver(token, flight),
-                (Ok(()), Direction::Store) => self.launch(token, flight),
-            }
-        }
     }
 
     /// A block whose pages are all in the page cache already is loaded from there.
