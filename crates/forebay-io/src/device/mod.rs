@@ -3,7 +3,7 @@
 //! [`Cuda`] is the driver, loaded by [`Cuda::load`] from where a [`Search`] says; a missing library
 //! or symbol is an error that names it, and changes nothing. A [`Context`] holds the primary
 //! context of one device, [`Stream`] and [`Event`] are Forebay's own on it, and [`memory_at`] says
-//! whose memory an address is. [`CuFile`] is the same for GPUDirect Storage.
+//! whose memory an address is. [`Devices`] has one of each for the process. [`CuFile`] is the same for GPUDirect Storage.
 //!
 //! # Invariants
 //!
@@ -20,6 +20,7 @@
 mod context;
 mod cuda;
 mod cufile;
+mod devices;
 mod event;
 mod library;
 mod pinned;
@@ -30,6 +31,7 @@ mod symbols;
 pub use context::{Context, Entered};
 pub use cuda::Cuda;
 pub use cufile::{BufferRegistration, CuFile, FileMode, FileRange, FileRegistration};
+pub use devices::Devices;
 pub use event::Event;
 pub use library::Search;
 pub use pointer::{Place, memory_at};

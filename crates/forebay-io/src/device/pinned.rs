@@ -137,6 +137,13 @@ impl RegionListener for Pinned {
     }
 }
 
+fn warn_of(code: c_int, length: usize) {
+    tracing::warn!(
+        target: "forebay",
+        "cannot register {length} bytes of the pool with CUDA: error {code}"
+    );
+}
+
 /// Registers regions as they come.
 #[derive(Debug)]
 struct NewRegions(Weak<Pinned>);
@@ -148,11 +155,7 @@ impl NewRegionListener for NewRegions {
             return false;
         }
         if let Err(code) = pinned.pin(region) {
-            let length = region.length;
-            tracing::warn!(
-                target: "forebay",
-                "cannot register {length} bytes of the pool with CUDA: error {code}"
-            );
+            warn_of(code, region.length);
         }
         true
     }
@@ -175,34 +178,31 @@ impl Cuda {
     ) -> Result<bool> {
         let Some(region) = memory::region_of(address, length) else { return Ok(false) };
         self.hold(context)?;
-        self.explain(self.pinned.pin(region), region.length)
+        self.pinned.pin(region).or_else(|code| {
+            let what = format!("cannot register {} bytes of the pool with CUDA", region.length);
+            self.check(code, &what).map(|()| false)
+        })
     }
 
     /// Registers the regions of all pools, those that are there and those to come, for as long as
-    /// this [`Cuda`] lives. How many of those that are there are registered.
+    /// this [`Cuda`] lives. How many of those that are there are registered; refusals are logged.
     ///
     /// # Errors
     ///
-    /// The first refusal of the driver; the other regions are registered all the same.
+    /// The context can't be held.
     pub fn pin_pools(&self, context: &Context) -> Result<usize> {
         self.hold(context)?;
         let listener: Arc<dyn NewRegionListener> =
             Arc::new(NewRegions(Arc::downgrade(&self.pinned)));
         memory::listen_to_new(&listener);
         let mut count = 0;
-        let mut refusal = Ok(());
         for region in memory::regions() {
-            match self.explain(self.pinned.pin(region), region.length) {
+            match self.pinned.pin(region) {
                 Ok(pinned) => count += usize::from(pinned),
-                Err(error) => refusal = refusal.and(Err(error)),
+                Err(code) => warn_of(code, region.length),
             }
         }
-        refusal.map(|()| count)
-    }
-
-    fn explain(&self, pinned: Result<bool, c_int>, length: usize) -> Result<bool> {
-        let what = || format!("cannot register {length} bytes of the pool with CUDA");
-        pinned.or_else(|code| self.check(code, &what()).map(|()| false))
+        Ok(count)
     }
 
     /// Holds a context to register regions in, the first time.

@@ -1,5 +1,5 @@
-//! Who has waited for whom: vector clocks (Mattern, "Virtual time and global states of distributed
-//! systems", 1989) of streams and of the host, and the uses of memory that they don't order.
+//! Who has waited for whom: vector clocks of streams and of the host, and the uses of memory that
+//! they don't order.
 //!
 //! A stream's clock says how many tasks of each stream come before its next one. The host, all of
 //! its threads together, is one more clock: it learns by synchronising, by asking an event that
