@@ -83,7 +83,7 @@ pub enum FileMode {
     Compat,
 }
 
-/// cuFile with its driver open. See the [module documentation](self).
+/// cuFile with its driver open. See the [module documentation](super).
 pub struct CuFile {
     cuda: Arc<Cuda>,
     calls: Calls,

@@ -16,7 +16,7 @@ use crate::memory::process;
 static GLOBAL: ArcSwapOption<Devices> = ArcSwapOption::const_empty();
 static SEARCH: ArcSwapOption<Search> = ArcSwapOption::const_empty();
 
-/// See the [module documentation](self).
+/// The driver of a process and a context for each device. See the [module documentation](super).
 #[derive(Debug)]
 pub struct Devices {
     process: u64,
