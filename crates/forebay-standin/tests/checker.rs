@@ -92,3 +92,24 @@ fn contexts_and_streams_are_counted() {
     standin.end(stream);
     assert_eq!(standin.census(), before);
 }
+
+#[test]
+fn what_is_enqueued_when_a_context_breaks_never_runs() {
+    let standin = Standin::new().unwrap();
+    let memory = standin.allocate(0, 4);
+    standin.poke(memory, &[1; 4]);
+    let stream = standin.stream(0);
+    let held = standin.hold(stream);
+    standin.kernel_write(stream, memory, &[2; 4]);
+    standin.configure("broken=700");
+    drop(held);
+    standin.synchronize(stream);
+    standin.configure("broken=0");
+    assert_eq!(standin.peek(memory, 4), [1; 4]);
+    standin.kernel_write(stream, memory, &[3; 4]);
+    standin.synchronize(stream);
+    assert_eq!(standin.peek(memory, 4), [3; 4]);
+    standin.end(stream);
+    standin.free(memory);
+    assert_eq!(standin.violations(), Vec::<String>::new());
+}

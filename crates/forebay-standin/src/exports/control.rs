@@ -5,6 +5,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use super::put;
+use crate::model::queue::stop_moving;
 use crate::model::settings::Settings;
 use crate::model::{Outcome, code, model, status};
 
@@ -17,7 +18,8 @@ fn lent<'a>(bytes: *const c_char, length: usize) -> &'a [u8] {
 #[unsafe(no_mangle)]
 extern "C" fn forebay_standin_configure(text: *const c_char, length: usize) -> c_int {
     let text = String::from_utf8_lossy(lent(text, length));
-    let read = model().settings.read(&text);
+    let _still = stop_moving();
+    let read = model().configure(&text);
     status(read.map_err(|_| code::INVALID_VALUE))
 }
 
@@ -27,6 +29,7 @@ extern "C" fn forebay_standin_reset() {
     let mut model = model();
     model.settings = Settings::default();
     model.journal.clear();
+    model.order.forget();
 }
 
 /// How often a function of the driver was called.

@@ -52,6 +52,8 @@ pub(crate) struct Model {
     pub(crate) order: Order,
     pub(crate) journal: Journal,
     pub(crate) files: Files,
+    /// How often contexts broke: what was enqueued before never runs.
+    pub(crate) breaks: u64,
     next_handle: usize,
 }
 
@@ -148,6 +150,7 @@ impl Model {
             order: Order::default(),
             journal,
             files: Files::default(),
+            breaks: 0,
             next_handle: HANDLE_BASE,
         }
     }
@@ -173,6 +176,17 @@ impl Model {
         } else {
             Err(code::INVALID_DEVICE)
         }
+    }
+
+    /// Reads settings. When contexts break, nothing that is enqueued runs any more.
+    pub(crate) fn configure(&mut self, text: &str) -> Result<(), String> {
+        let was_broken = self.settings.broken.is_some();
+        self.settings.read(text)?;
+        if self.settings.broken.is_some() && !was_broken {
+            self.breaks += 1;
+            self.order.forget();
+        }
+        Ok(())
     }
 
     /// One more or one fewer holds the context of a device.

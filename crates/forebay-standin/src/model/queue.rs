@@ -1,12 +1,20 @@
 //! Queues: what a stream is to do, and the thread that does it late.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use super::clock::Clock;
 use super::memory::Allocation;
 use super::{in_host_function, model};
+
+/// Held for reading while a task moves bytes.
+static MOVING: RwLock<()> = RwLock::new(());
+
+/// Waits until no task moves bytes, and keeps all from it until what comes back is dropped.
+pub(crate) fn stop_moving() -> RwLockWriteGuard<'static, ()> {
+    MOVING.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Something that becomes done once.
 #[derive(Debug, Default)]
@@ -69,7 +77,8 @@ pub(crate) enum Task {
 
 #[derive(Default)]
 struct State {
-    tasks: VecDeque<Task>,
+    /// With how often contexts had broken when it was enqueued.
+    tasks: VecDeque<(u64, Task)>,
     busy: bool,
     held: bool,
     closing: bool,
@@ -98,8 +107,8 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn push(&self, task: Task) {
-        self.lock().tasks.push_back(task);
+    pub(crate) fn push(&self, breaks: u64, task: Task) {
+        self.lock().tasks.push_back((breaks, task));
         self.changed.notify_all();
     }
 
@@ -123,7 +132,7 @@ impl Queue {
         state.tasks.is_empty() && !state.busy
     }
 
-    fn next(&self) -> Option<Task> {
+    fn next(&self) -> Option<(u64, Task)> {
         let mut state = self.lock();
         state.busy = false;
         loop {
@@ -141,7 +150,7 @@ impl Queue {
     }
 
     fn work(&self, mut delays: Delays) {
-        while let Some(task) = self.next() {
+        while let Some((breaks, task)) = self.next() {
             delays.pause();
             // A hold that came during the pause counts too.
             let mut state = self.lock();
@@ -149,18 +158,24 @@ impl Queue {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             drop(state);
-            run(task);
+            run(breaks, task);
         }
     }
 }
 
-fn run(task: Task) {
-    // In a broken context nothing runs, not even host functions; what waits is told.
-    let broken = model().settings.broken.is_some();
+fn run(breaks: u64, task: Task) {
     match task {
-        Task::Wait(signal) => signal.wait(),
-        Task::Signal(signal) => signal.set(),
-        _ if broken => {}
+        Task::Wait(signal) => return signal.wait(),
+        Task::Signal(signal) => return signal.set(),
+        _ => {}
+    }
+    let _moving = MOVING.read().unwrap_or_else(PoisonError::into_inner);
+    // In a context that broke nothing runs any more, not even host functions.
+    if model().breaks != breaks {
+        return;
+    }
+    match task {
+        Task::Wait(_) | Task::Signal(_) => {}
         Task::Copy { way, allocation, offset, host, length } => {
             let moved = match way {
                 Way::In => allocation.copy_in(offset, host, length),

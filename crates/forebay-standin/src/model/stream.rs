@@ -85,7 +85,7 @@ impl Model {
         let stream = self.streams.get_mut(&handle).ok_or(code::INVALID_HANDLE)?;
         stream.clock.join(self.order.host());
         stream.clock.advance(stream.number);
-        stream.queue.push(task(&stream.clock));
+        stream.queue.push(self.breaks, task(&stream.clock));
         Ok(())
     }
 
