@@ -77,7 +77,9 @@ impl Rig {
     }
 
     fn run(&self, handle: &Handle, request: Request) -> Result<()> {
-        self.start(handle, request)?.wait()
+        let _ = self;
+        // SAFETY: as above.
+        unsafe { handle.run(request) }
     }
 
     fn no_violations(&self) {
