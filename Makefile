@@ -36,6 +36,7 @@ test-rust: tools
 test-python: $(VENV)/.package $(VENV)/.test-requirements $(VENV)/.model
 	scripts/test-tools.sh
 	cargo build --quiet -p forebay-testkit --bins
+	cargo build --quiet -p forebay-standin
 	$(BIN)/python -m pytest
 
 test-deepspeed: $(VENV)/.package $(VENV)/.deepspeed-requirements ## DeepSpeed on Forebay, end to end, on the CPU

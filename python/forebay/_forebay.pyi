@@ -31,6 +31,7 @@ __all__ = [
     "read_header",
     "run_command",
     "save_tensors",
+    "search_cuda",
     "verify_tensors",
     "write_unraisable",
 ]
@@ -244,6 +245,7 @@ def save_tensors(
     durability: str,
     checksums: bool,
 ) -> None: ...
+def search_cuda(folders: Sequence[str], system: bool) -> None: ...
 def verify_tensors(
     handle: Handle, source: TensorSource
 ) -> list[tuple[Path, str, int, str, int | None, int | None]]: ...

@@ -21,6 +21,7 @@ class Stats(TypedDict):
     bytes_buffered: int
     bytes_cached: int
     bytes_registered: int
+    bytes_device: int
     transfers: int
     retries: int
     short_transfers: int

@@ -16,6 +16,7 @@ from typing import Any
 __all__ = [
     "AccessError",
     "ClosedError",
+    "DeviceError",
     "FileMissingError",
     "FileThereError",
     "ForebayError",
@@ -194,6 +195,10 @@ class TensorFileError(ForebayError):
     """A file of tensors breaks the rules of its format."""
 
 
+class DeviceError(ForebayError, RuntimeError):
+    """A device's library refused or failed a call; the message has its code by name."""
+
+
 class ForebayWarning(RuntimeWarning):
     """An operation failed and nobody waited for it. Shown by default."""
 
@@ -209,6 +214,7 @@ _BY_KIND: dict[str, type[ForebayError]] = {
     "closed": ClosedError,
     "mismatch": MismatchError,
     "corrupt": TensorFileError,
+    "device": DeviceError,
 }
 
 _BY_CODE: dict[int, type[SystemCallError]] = {

@@ -1,6 +1,6 @@
 """The handle for GPUDirect Storage, and what is missing for it.
 
-Forebay moves bytes between files and host memory. Until it moves device memory as well, making a
+Forebay moves device memory through host memory. Until it uses GPUDirect Storage as well, making a
 handle raises, with everything that is missing on this host; nothing else happens: no library is
 loaded, no file written, no variable set.
 """
@@ -41,7 +41,7 @@ class gds_handle:  # noqa: N801 (DeepNVMe's name)
 
 def missing() -> list[str]:
     """Return what stands in the way of GPUDirect Storage here; empty if nothing does."""
-    reasons = ["this version of Forebay doesn't move device memory"]
+    reasons = ["this version of Forebay doesn't use GPUDirect Storage"]
     if not os.path.exists(_DRIVER):
         reasons.append("there is no NVIDIA driver here")
     elif not os.path.exists(_STORAGE_MODULE):

@@ -193,8 +193,9 @@ class Handle:
         Parameters
         ----------
         array : tensor, ndarray or buffer
-            Any torch CPU tensor, numpy array, or object with DLPack or the buffer protocol, that
-            is contiguous and writable. All of it is filled.
+            Any torch tensor (CPU or CUDA), numpy array, or object with DLPack, an array interface
+            (that for CUDA too) or the buffer protocol, that is contiguous and writable. All of it
+            is filled.
         path : path, descriptor or open file
             Where the bytes are.
         offset : int

@@ -55,7 +55,7 @@ def test_a_gds_handle_is_refused_and_leaves_no_trace(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     environment = dict(os.environ)
-    with pytest.raises(UnsupportedError, match="doesn't move device memory") as caught:
+    with pytest.raises(UnsupportedError, match="doesn't use GPUDirect Storage") as caught:
         forebay.gds_handle(1 << 20, queue_depth=8)
     assert "aio_handle" in str(caught.value)
     assert os.listdir() == []

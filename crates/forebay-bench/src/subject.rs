@@ -206,6 +206,7 @@ impl Subject {
                 offset: tensor.offset,
                 address: start.wrapping_add(tensor.position),
                 length: tensor.length,
+                device: None,
             };
             request.parts = tensors.iter().map(part).collect();
             self.submit(request)?.wait()?;

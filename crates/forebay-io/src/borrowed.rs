@@ -75,6 +75,7 @@ impl Handle {
             offset,
             address: bytes.as_ptr().cast_mut(),
             length: bytes.len(),
+            device: None,
         };
         let target = target.into();
         let nothing = Request::new(Direction::Store, target, 0, std::ptr::null_mut(), 0);

@@ -36,6 +36,19 @@ pub enum ErrorKind {
     Mismatch,
     /// A file breaks the rules of its format.
     Corrupt,
+    /// A device's library refused or failed a call; [`Error::device_code`] has what it said.
+    Device,
+}
+
+/// What a device's library said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceCode {
+    /// `"cuda"` or `"cufile"`.
+    pub library: &'static str,
+    /// Its status code.
+    pub code: i32,
+    /// The code's name in the library's header; empty if it has none that is known.
+    pub name: String,
 }
 
 /// An error of this crate. See the [module documentation](self).
@@ -53,6 +66,7 @@ struct Inner {
     done_bytes: Option<u64>,
     engine: Option<&'static str>,
     os_code: Option<i32>,
+    device_code: Option<DeviceCode>,
     hint: Option<String>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
@@ -70,6 +84,7 @@ impl Error {
             done_bytes: None,
             engine: None,
             os_code: None,
+            device_code: None,
             hint: None,
             source: None,
         }))
@@ -97,6 +112,13 @@ impl Error {
     pub fn within(mut self, whole: impl fmt::Display) -> Self {
         self.0.message = format!("{whole}: {}", self.0.message);
         self
+    }
+
+    /// The failure of a call of a device's library; `message` says what was being done.
+    pub fn from_device(code: DeviceCode, message: impl Into<String>) -> Self {
+        let mut error = Self::new(ErrorKind::Device, message);
+        error.0.device_code = Some(code);
+        error
     }
 
     /// Names the operation, such as `"store"`.
@@ -159,6 +181,11 @@ impl Error {
         self.0.os_code
     }
 
+    /// The status code, when a device's library gave one.
+    pub fn device_code(&self) -> Option<&DeviceCode> {
+        self.0.device_code.as_ref()
+    }
+
     /// The file it is about.
     pub fn path_ref(&self) -> Option<&Path> {
         self.0.path.as_deref()
@@ -209,6 +236,10 @@ impl fmt::Display for Error {
         if let Some(code) = inner.os_code {
             write!(f, ": {}", io::Error::from_raw_os_error(code))?;
         }
+        if let Some(DeviceCode { library, code, name }) = &inner.device_code {
+            let space = if name.is_empty() { "" } else { " " };
+            write!(f, ": {name}{space}({library} error {code})")?;
+        }
         if let Some(engine) = inner.engine {
             write!(f, " [engine {engine}]")?;
         }
@@ -257,6 +288,15 @@ mod tests {
         let error = Error::from_os(28, "cannot write").path("/a").within("step 7 wasn't saved");
         let text = "step 7 wasn't saved: cannot write /a: No space left on device (os error 28)";
         assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn a_device_code_is_shown_with_its_name_where_it_has_one() {
+        let code = |name: &str| DeviceCode { library: "cuda", code: 700, name: name.to_owned() };
+        let named = Error::from_device(code("CUDA_ERROR_ILLEGAL_ADDRESS"), "cannot copy");
+        assert_eq!(named.to_string(), "cannot copy: CUDA_ERROR_ILLEGAL_ADDRESS (cuda error 700)");
+        let nameless = Error::from_device(code(""), "cannot copy");
+        assert_eq!(nameless.to_string(), "cannot copy: (cuda error 700)");
     }
 
     #[test]

@@ -13,16 +13,17 @@ use arc_swap::ArcSwap;
 use rustix::io::Errno;
 
 use crate::config::{DirectMode, Durability, EngineChoice, Options};
+use crate::device::Event;
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{OPEN_ATTEMPTS_MAX, OpenOptions, Target, TensorFile, read_if_cached};
 use crate::memory::Pool;
-use crate::operation::{FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::operation::{DeviceUse, FilePart, OpenedFile, Operation, Plan, Shared};
 use crate::order::Entry;
 use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::request::{
-    Request, check_end, check_files, check_memory, check_parts, reach_of, runs_of,
+    DeviceAccess, Request, check_end, check_files, check_memory, check_parts, reach_of, runs_of,
 };
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
@@ -136,7 +137,8 @@ impl Handle {
     /// # Safety
     ///
     /// Each part's memory must stay valid, and for a load untouched by others, until the operation
-    /// is done; [`Request::keep`] can hold what keeps it so.
+    /// is done; [`Request::keep`] can hold what keeps it so. The streams of [`Request::devices`]
+    /// must be those of their devices, and live until this returns.
     #[expect(unsafe_code, reason = "the request names memory by address")]
     pub unsafe fn submit(&self, request: Request) -> Result<Operation> {
         let name = name_of(request.direction);
@@ -157,8 +159,9 @@ impl Handle {
     ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         check_parts(&request)?;
         check_memory(&request)?;
+        let devices = start_behind_callers(&request)?;
         for attempt in 0..STALE_ATTEMPTS_MAX {
-            let (operation, workers) = self.prepare(runtime, &request)?;
+            let (operation, workers) = self.prepare(runtime, &request, &devices)?;
             operation.keep(request.keep.take());
             let entry = runtime.tracker.begin(&operation, attempt >= OPEN_ATTEMPTS_MAX);
             match entry {
@@ -180,7 +183,12 @@ impl Handle {
         Err(Error::from_os(Errno::STALE.raw_os_error(), text))
     }
 
-    fn prepare(&self, runtime: &Runtime, request: &Request) -> Result<(Arc<Shared>, Arc<Workers>)> {
+    fn prepare(
+        &self,
+        runtime: &Runtime,
+        request: &Request,
+        devices: &[DeviceUse],
+    ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         let durability = request.durability.unwrap_or(self.options.durability);
         let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
         let opened = self.open_all(runtime, request, durability, &mut files);
@@ -201,6 +209,7 @@ impl Handle {
                 address: part.address.expose_provenance(),
                 length: part.length,
             },
+            device: part.device,
         });
         let plan = Plan {
             direction: request.direction,
@@ -212,6 +221,7 @@ impl Handle {
             block_bytes: workers.block_bytes,
             staged_block_bytes: workers.staged_block_bytes,
             parts: parts.collect(),
+            devices: devices.to_vec(),
             runs: runs_of(request),
             commit: request.commit.clone(),
         };
@@ -324,6 +334,7 @@ impl Handle {
             && self.options.throttle_bytes_per_second.is_none()
             && (1..=QUICK_LOAD_BYTES_MAX).contains(&part.length)
             && part.file == 0
+            && part.device.is_none()
             && !part.address.is_null()
             && request.commit.is_none();
         if !quick {
@@ -456,6 +467,18 @@ impl Drop for Handle {
             tracing::error!(target: "forebay", "{error}");
         }
     }
+}
+
+/// Marks, on each device that a request uses, where its caller's stream is now.
+#[expect(unsafe_code, reason = "the request names streams by their handles")]
+fn start_behind_callers(request: &Request) -> Result<Vec<DeviceUse>> {
+    let start = |access: &DeviceAccess| {
+        let event = Event::new(&access.context)?;
+        // SAFETY: whoever made the request promised that its streams live.
+        unsafe { event.record_behind(access.stream) }?;
+        Ok(DeviceUse { context: Arc::clone(&access.context), start: Arc::new(event) })
+    };
+    request.devices.iter().map(start).collect()
 }
 
 fn wait_all(runtime: &Runtime, timeout: Option<Duration>) -> bool {

@@ -7,6 +7,7 @@
 //!   where they don't, and through the page cache at ragged ends.
 //! - An [`engine`] hands blocks to the kernel: io_uring, Linux AIO or threads, the first of them
 //!   that works. Every fallback is counted in [`Stats`] and reported once.
+//! - [`device`] finds CUDA and cuFile at run time, and has what is needed of them.
 //! - [`memory`] has the pinned pool, whose memory is registered with the engine once.
 //!
 //! ```
@@ -28,6 +29,7 @@
 pub mod borrowed;
 pub mod commit;
 pub mod config;
+pub mod device;
 pub mod directory;
 pub mod engine;
 pub mod error;
@@ -54,7 +56,7 @@ mod workers;
 pub use commit::Commit;
 pub use config::{DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings};
 pub use engine::EngineKind;
-pub use error::{Error, ErrorKind, Result};
+pub use error::{DeviceCode, Error, ErrorKind, Result};
 pub use files::{FileFacts, Target, facts, reserve};
 pub use handle::{Handle, drain_all};
 pub use memory::{Pool, PoolBuffer, PoolOptions, PoolStats};
@@ -62,5 +64,5 @@ pub use operation::Operation;
 pub use owned::{OwnedMemory, OwnedOperation};
 pub use plan::Direction;
 pub use probe::{EngineProbe, probe_engines};
-pub use request::{Part, Request};
+pub use request::{DeviceAccess, Part, Request};
 pub use stats::Stats;

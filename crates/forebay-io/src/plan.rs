@@ -16,7 +16,9 @@
 //!
 //! - The blocks of a span cover every byte of it once, in order.
 //! - No direct or staged transfer breaks an alignment rule, or is longer than a block.
-//! - What is staged is minimal: nothing but ragged ends of a load if the address is congruent to
+//! - Memory that the kernel can't reach has no direct block, and none that is longer than a staging
+//!   block.
+//! - What is staged of other memory is minimal: nothing but ragged ends of a load if the address is congruent to
 //!   the offset, and nothing of a store in that case.
 
 /// What a file asks of a transfer, and how large blocks are to be.
@@ -33,6 +35,9 @@ pub struct Geometry {
     pub staged_block_bytes: usize,
     /// The file is open for direct I/O. If not, everything is buffered.
     pub direct: bool,
+    /// The kernel can reach the memory. If not, as for a device's, every block goes through a
+    /// staging block, buffered ones too, and none is longer than that.
+    pub reachable: bool,
 }
 
 /// Granules that a staging block must hold for a file to be planned for direct I/O.
@@ -122,7 +127,12 @@ impl Span {
         let stageable = geometry.staged_block_bytes as u64
             >= STAGED_GRANULES_MIN as u64 * geometry.offset_alignment;
         if !geometry.direct || !stageable {
-            return Some(exact(Route::Buffered, position, start, left.min(geometry.block_bytes)));
+            let most = if geometry.reachable {
+                geometry.block_bytes
+            } else {
+                geometry.block_bytes.min(geometry.staged_block_bytes)
+            };
+            return Some(exact(Route::Buffered, position, start, left.min(most)));
         }
         let granule = geometry.offset_alignment;
         let core_start = self.offset.next_multiple_of(granule);
@@ -156,7 +166,8 @@ impl Span {
     /// Whether memory behind the first whole granule is aligned as direct I/O wants it.
     fn is_congruent(&self, geometry: &Geometry, core_start: u64) -> bool {
         let head = core_start - self.offset;
-        (self.address as u64).wrapping_add(head).is_multiple_of(geometry.memory_alignment as u64)
+        let address = (self.address as u64).wrapping_add(head);
+        geometry.reachable && address.is_multiple_of(geometry.memory_alignment as u64)
     }
 }
 
@@ -191,13 +202,14 @@ mod tests {
     use super::*;
 
     fn geometries() -> impl Strategy<Value = Geometry> {
-        (12u32..17, 0u32..13, 1usize..40, 1usize..20, any::<bool>()).prop_map(
-            |(granule, memory, block, staged, direct)| Geometry {
+        (12u32..17, 0u32..13, 1usize..40, 1usize..20, any::<bool>(), any::<bool>()).prop_map(
+            |(granule, memory, block, staged, direct, reachable)| Geometry {
                 offset_alignment: 1 << granule,
                 memory_alignment: 1 << memory,
                 block_bytes: block << granule,
                 staged_block_bytes: staged << granule,
                 direct,
+                reachable,
             },
         )
     }
@@ -235,6 +247,8 @@ mod tests {
         let window_end = block.window_offset + block.window_length as u64;
         assert!(block.window_offset <= wanted && wanted_end <= window_end);
         assert_eq!(block.skip(span) as u64, wanted - block.window_offset);
+        assert!(geometry.reachable || block.window_length <= geometry.staged_block_bytes);
+        assert!(geometry.reachable || block.route != Route::Direct);
         if block.route == Route::Buffered {
             assert_eq!((block.window_offset, block.window_length), (wanted, block.length));
             return;
@@ -268,7 +282,8 @@ mod tests {
             let stop = end.min(granule_start + granule);
             let whole = offset == granule_start && stop == granule_start + granule;
             let address = span.address as u64 + (offset - span.offset);
-            let aligned = address.is_multiple_of(geometry.memory_alignment as u64);
+            let aligned =
+                geometry.reachable && address.is_multiple_of(geometry.memory_alignment as u64);
             let staged_here = match direction {
                 Direction::Load => !(whole && aligned),
                 Direction::Store => whole && !aligned,
@@ -317,6 +332,7 @@ mod tests {
             block_bytes: 1 << 20,
             staged_block_bytes: 1 << 20,
             direct: true,
+            reachable: true,
         };
         let span = Span { offset: 0, address: 1 << 21, length: (3 << 20) + 4096 };
         for direction in [Direction::Load, Direction::Store] {

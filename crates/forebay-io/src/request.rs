@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::commit::Commit;
 use crate::config::{Durability, Priority};
+use crate::device::{CallerStream, Context};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{Target, TensorFile};
 use crate::operation::{ALLOCATE_BYTES_MIN, OpenedFile};
@@ -26,6 +27,20 @@ pub struct Part {
     pub address: *mut u8,
     /// Bytes.
     pub length: usize,
+    /// Index into [`Request::devices`] of the device whose memory the address is; `None`: the
+    /// host's.
+    pub device: Option<usize>,
+}
+
+/// A device whose memory a request uses.
+#[derive(Clone, Debug)]
+pub struct DeviceAccess {
+    /// The device's context.
+    pub context: Arc<Context>,
+    /// Where the caller works on that memory: nothing touches it before what this stream had to do
+    /// when the request was submitted. Once the operation is done, the host has seen its last copy,
+    /// so that whatever the caller enqueues then, on any stream, comes after it.
+    pub stream: CallerStream,
 }
 
 /// What to move: any number of tensors to or from any number of files, as one operation.
@@ -37,6 +52,8 @@ pub struct Request {
     pub files: Vec<Target>,
     /// What goes where. Parts of a load don't overlap in memory, those of a store not in a file.
     pub parts: Vec<Part>,
+    /// The devices whose memory parts name.
+    pub devices: Vec<DeviceAccess>,
     /// A store that makes each file exactly as long as its furthest part reaches; without it,
     /// what else is in the file stays.
     pub whole_file: bool,
@@ -63,7 +80,8 @@ impl Request {
         Self {
             direction,
             files: vec![target],
-            parts: vec![Part { file: 0, offset, address, length }],
+            parts: vec![Part { file: 0, offset, address, length, device: None }],
+            devices: Vec::new(),
             whole_file: false,
             priority: Priority::Demand,
             durability: None,
@@ -77,9 +95,17 @@ impl Request {
 pub(crate) fn check_parts(request: &Request) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidInput, message));
     for part in &request.parts {
-        let Part { file, offset, address, length } = *part;
+        let Part { file, offset, address, length, device } = *part;
         if file >= request.files.len() {
             return invalid(format!("part of file {file}, but there are {}", request.files.len()));
+        }
+        if let Some(device) = device
+            && device >= request.devices.len()
+        {
+            let count = request.devices.len();
+            return invalid(format!(
+                "part in the memory of device {device}, but there are {count}"
+            ));
         }
         if address.is_null() && length > 0 {
             return invalid(format!("{length} bytes of memory at a null address"));
@@ -95,12 +121,12 @@ pub(crate) fn check_parts(request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// Refuses memory that can't be touched, which would otherwise end the process where bytes are
+/// Refuses memory of the host that can't be touched, which would otherwise end the process where bytes are
 /// copied: read-only mappings, and pool memory in a forked child. Looks at the ends of each run of
 /// memory; parts that follow each other are one.
 pub(crate) fn check_memory(request: &Request) -> Result<()> {
     let mut bytes: Vec<usize> = Vec::new();
-    for part in request.parts.iter().filter(|part| part.length > 0) {
+    for part in request.parts.iter().filter(|part| part.length > 0 && part.device.is_none()) {
         let first = part.address.expose_provenance();
         let last = first + (part.length - 1);
         match bytes.last_mut() {

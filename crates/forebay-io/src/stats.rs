@@ -35,6 +35,8 @@ pub struct Stats {
     pub bytes_cached: u64,
     /// Bytes that moved through registered memory.
     pub bytes_registered: u64,
+    /// Bytes that were copied between staging blocks and the memory of devices.
+    pub bytes_device: u64,
     /// Transfers that were asked of the kernel, retries included.
     pub transfers: u64,
     /// Transfers asked again after an interruption or for want of resources.
@@ -68,6 +70,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_buffered: AtomicU64,
     pub(crate) bytes_cached: AtomicU64,
     pub(crate) bytes_registered: AtomicU64,
+    pub(crate) bytes_device: AtomicU64,
     pub(crate) transfers: AtomicU64,
     pub(crate) retries: AtomicU64,
     pub(crate) short_transfers: AtomicU64,
@@ -139,6 +142,7 @@ impl Counters {
             bytes_buffered: read(&self.bytes_buffered),
             bytes_cached: read(&self.bytes_cached),
             bytes_registered: read(&self.bytes_registered),
+            bytes_device: read(&self.bytes_device),
             transfers: read(&self.transfers),
             retries: read(&self.retries),
             short_transfers: read(&self.short_transfers),

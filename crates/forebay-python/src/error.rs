@@ -32,6 +32,7 @@ fn kind_name(kind: ErrorKind) -> &'static str {
         ErrorKind::Closed => "closed",
         ErrorKind::Mismatch => "mismatch",
         ErrorKind::Corrupt => "corrupt",
+        ErrorKind::Device => "device",
         _ => "other",
     }
 }

@@ -145,6 +145,7 @@ impl Handle {
             ("bytes_buffered", stats.bytes_buffered),
             ("bytes_cached", stats.bytes_cached),
             ("bytes_registered", stats.bytes_registered),
+            ("bytes_device", stats.bytes_device),
             ("transfers", stats.transfers),
             ("retries", stats.retries),
             ("short_transfers", stats.short_transfers),

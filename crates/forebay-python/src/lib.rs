@@ -31,6 +31,8 @@ mod tensor_stream;
 #[pymodule]
 mod _forebay {
     #[pymodule_export]
+    use super::buffer::cuda::search_cuda;
+    #[pymodule_export]
     use super::checkpoint::{CheckpointReader, Checkpointer, SaveTicket};
     #[pymodule_export]
     use super::command::run_command;

@@ -222,11 +222,13 @@ fn run_parts(
         offset: *offset,
         address: bytes.as_mut_ptr(),
         length: bytes.len(),
+        device: None,
     });
     let request = Request {
         direction,
         files: paths.iter().cloned().map(Target::Path).collect(),
         parts: parts.collect(),
+        devices: Vec::new(),
         whole_file: direction == Direction::Store,
         priority: Priority::Demand,
         durability: None,

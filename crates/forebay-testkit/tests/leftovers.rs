@@ -41,6 +41,7 @@ fn submit(
         offset: offset.unwrap_or(0),
         address: bytes.as_mut_ptr(),
         length: bytes.len(),
+        device: None,
     });
     let target = |(path, _): &(&Path, Option<u64>)| Target::Path(PathBuf::from(path));
     let request = Request {

@@ -45,6 +45,7 @@ fn submit(
         offset: *offset,
         address: bytes.as_mut_ptr(),
         length: bytes.len(),
+        device: None,
     });
     let request = Request {
         direction: Direction::Store,
@@ -53,6 +54,7 @@ fn submit(
         whole_file,
         priority: Priority::Demand,
         durability: None,
+        devices: Vec::new(),
         commit: None,
         keep: None,
     };
@@ -338,7 +340,7 @@ fn an_operation_may_keep_its_own_handle_alive() {
 fn store_end_first(handle: &Handle, path: &Path) -> Operation {
     let mut memory = vec![1u8; 4 << 20];
     let address = memory.as_mut_ptr();
-    let part = |offset: u64, length| Part { file: 0, offset, address, length };
+    let part = |offset: u64, length| Part { file: 0, offset, address, length, device: None };
     let request = Request {
         parts: vec![part(1 << 20, 3 << 20), part(0, 1 << 20)],
         whole_file: true,

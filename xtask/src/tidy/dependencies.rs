@@ -13,13 +13,14 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("forebay-cli", &["forebay", "forebay-io"]),
     // The wheel carries the command: one copy of the core for both.
     ("forebay-python", &["forebay", "forebay-io", "forebay-cli"]),
+    ("forebay-standin", &[]),
     ("forebay-testkit", &["forebay", "forebay-io"]),
     ("forebay-bench", &["forebay", "forebay-io", "forebay-testkit"]),
     ("xtask", &[]),
 ];
 
 /// What any crate may have besides as a dependency of its tests.
-const FOR_TESTS: &[&str] = &["forebay-testkit"];
+const FOR_TESTS: &[&str] = &["forebay-testkit", "forebay-standin"];
 
 /// Crates from outside and the only ones that may depend on them, in any way.
 const CONFINED: &[(&str, &[&str])] = &[
@@ -34,7 +35,7 @@ const CONFINED: &[(&str, &[&str])] = &[
 ];
 
 /// Who talks to the operating system.
-const SYSTEM: &[&str] = &["forebay-io", "forebay-testkit", "forebay-bench"];
+const SYSTEM: &[&str] = &["forebay-io", "forebay-standin", "forebay-testkit", "forebay-bench"];
 
 /// Checks the output of `cargo metadata --no-deps`.
 pub(super) fn check(metadata: &Value) -> Result<Vec<Finding>> {

@@ -9,6 +9,7 @@ const UNSAFE_FOLDERS: &[&str] = &[
     "crates/forebay-io/src/memory",
     "crates/forebay-io/src/device",
     "crates/forebay-python/src/buffer",
+    "crates/forebay-standin/",
     "crates/forebay-testkit/",
 ];
 
@@ -19,6 +20,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/forebay-io/src/owned.rs", "requests name memory by address"),
     ("crates/forebay-io/src/syscalls.rs", "system calls that rustix doesn't wrap"),
     ("crates/forebay-io/src/worker/bindings.rs", "registers memory with an engine"),
+    ("crates/forebay-io/src/worker/copies.rs", "copies between staging blocks and device memory"),
     ("crates/forebay-io/src/worker/mod.rs", "hands transfers to an engine, copies staged blocks"),
     ("crates/forebay-bench/src/subject.rs", "requests name memory by address"),
     ("crates/forebay-bench/src/loop_device.rs", "a mount namespace of its own"),
@@ -26,7 +28,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 
 /// Who may read the environment, besides files named `config.rs` and tests.
 const ENVIRONMENT_READERS: &[&str] =
-    &["crates/forebay-testkit/", "crates/forebay-bench/", "xtask/"];
+    &["crates/forebay-standin/", "crates/forebay-testkit/", "crates/forebay-bench/", "xtask/"];
 
 /// Checks one Rust source.
 pub(super) fn check(source: &Source) -> Vec<Finding> {

@@ -151,7 +151,8 @@ mod tests {
     }
 
     fn file(length: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
-        let content: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+        let content: Vec<u8> =
+            (0..length).map(|index| u8::try_from(index % 251).unwrap()).collect();
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&content).unwrap();
         (file, content)

@@ -50,7 +50,10 @@ mod touch;
 pub use buffer::PoolBuffer;
 pub use options::{PoolOptions, PoolStats};
 pub use pool::Pool;
-pub use registry::{PIECE_BYTES, Piece, RegionListener, listen, piece_of};
+pub use registry::{
+    NewRegionListener, PIECE_BYTES, Piece, RegionListener, RegionSpan, listen, listen_to_new,
+    piece_of, region_of, regions,
+};
 pub use touch::TOUCH_BYTES_MIN;
 
 /// The smallest alignment of a buffer: a cache line.

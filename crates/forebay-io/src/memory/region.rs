@@ -68,7 +68,9 @@ impl Region {
         }
         let is_locked = options.pinned && options.lock;
         let locking = if is_locked { mapping.lock() } else { Locking::NotAsked };
-        let entry = Entry::publish(mapping.start.addr().get(), length, options.pinned);
+        let start = mapping.start.expose_provenance().get();
+        let entry = Entry::publish(start, length, options.pinned);
+        entry.announce();
         let touching = ProcessLocal::new(None);
         Ok(Self { touching, mapping: ProcessLocal::new(mapping), entry, locking })
     }

@@ -31,12 +31,33 @@ pub struct Piece {
     pub length: usize,
 }
 
+/// A region as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpan {
+    /// The region, by a number that is never used again in this process.
+    pub id: u64,
+    /// The address of its first byte.
+    pub start: usize,
+    /// Its length in bytes.
+    pub length: usize,
+}
+
+/// Hears of regions that come.
+pub trait NewRegionListener: Send + Sync + fmt::Debug {
+    /// The region was mapped. A lock of its pool may be held: it must not panic, nor use the pool.
+    /// `false` if it wants to hear of no more.
+    fn region_mapped(&self, region: RegionSpan) -> bool;
+}
+
 /// Hears of the end of regions.
 pub trait RegionListener: Send + Sync + fmt::Debug {
     /// The region is about to be unmapped and no buffer of it is left. Called once for each
     /// region listened to, on the thread that dropped the last buffer; it must not panic.
     fn region_gone(&self, region: u64);
 }
+
+type NewListeners = Vec<Arc<dyn NewRegionListener>>;
+static NEW_LISTENERS: ArcSwapOption<NewListeners> = ArcSwapOption::const_empty();
 
 type Listeners = Vec<Weak<dyn RegionListener>>;
 
@@ -71,6 +92,28 @@ impl Entry {
 
     pub(super) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Tells those who want to hear of new regions, unless this one isn't pinned.
+    pub(super) fn announce(&self) {
+        if !self.is_pinned {
+            return;
+        }
+        let listeners = NEW_LISTENERS.load_full();
+        let leaving: Vec<_> = listeners
+            .iter()
+            .flat_map(|all| all.iter())
+            .filter(|listener| !listener.region_mapped(self.span()))
+            .collect();
+        if !leaving.is_empty() {
+            change_new_listeners(|all| {
+                all.retain(|one| !leaving.iter().any(|other| Arc::ptr_eq(one, other)));
+            });
+        }
+    }
+
+    fn span(&self) -> RegionSpan {
+        RegionSpan { id: self.id, start: self.start, length: self.length }
     }
 
     /// Takes the region off the list, then tells its listeners. Does nothing in a forked child.
@@ -125,11 +168,45 @@ fn replace(change: impl Fn(&mut Vec<Arc<Entry>>)) {
 ///
 /// The caller keeps the buffer that the address came from alive for as long as it uses the piece.
 pub fn piece_of(address: *const u8, length: usize) -> Option<Piece> {
+    entry_before(address)?.piece(address, length)
+}
+
+/// The region in which all of `length` bytes at `address` lie, like [`piece_of`].
+pub fn region_of(address: *const u8, length: usize) -> Option<RegionSpan> {
+    let entry = entry_before(address).filter(|entry| entry.is_pinned)?;
+    let span = entry.span();
+    let offset = address.addr() - span.start;
+    (offset < span.length && length <= span.length - offset).then_some(span)
+}
+
+/// The last region that doesn't start behind an address.
+fn entry_before(address: *const u8) -> Option<Arc<Entry>> {
     let regions = REGIONS.load();
     let entries = regions.as_ref()?;
     let after = entries.partition_point(|entry| entry.start <= address.addr());
     let entry = entries.get(after.checked_sub(1)?)?;
-    entry.listeners.is_here().then(|| entry.piece(address, length))?
+    entry.listeners.is_here().then(|| Arc::clone(entry))
+}
+
+/// The pinned regions of this process. Any of them may go at any time: [`listen`] says whether it has.
+pub fn regions() -> Vec<RegionSpan> {
+    let regions = REGIONS.load();
+    let all = regions.iter().flat_map(|all| all.iter());
+    let pinned = all.filter(|entry| entry.is_pinned && entry.listeners.is_here());
+    pinned.map(|entry| entry.span()).collect()
+}
+
+/// Has `listener` called for each pinned region that is mapped from now on, until it wants no more.
+pub fn listen_to_new(listener: &Arc<dyn NewRegionListener>) {
+    change_new_listeners(|all| all.push(Arc::clone(listener)));
+}
+
+fn change_new_listeners(change: impl Fn(&mut NewListeners)) {
+    NEW_LISTENERS.rcu(|current| {
+        let mut all = current.as_ref().map_or_else(Vec::new, |all| all.to_vec());
+        change(&mut all);
+        Some(Arc::new(all))
+    });
 }
 
 /// Has `listener` called once when `region` goes. Registering the same listener again changes

@@ -23,6 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::commit::Commit;
 use crate::config::{Durability, Priority};
+use crate::device::{Context, Event};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{FileKey, TensorFile};
@@ -44,6 +45,16 @@ pub(crate) const ALLOCATE_BYTES_MIN: u64 = 1 << 20;
 pub(crate) struct FilePart {
     pub(crate) file: usize,
     pub(crate) span: Span,
+    /// Index into [`Plan::devices`] if the span's address is in a device's memory.
+    pub(crate) device: Option<usize>,
+}
+
+/// A device whose memory the operation uses.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceUse {
+    pub(crate) context: Arc<Context>,
+    /// What the caller's stream had to do before is over with this.
+    pub(crate) start: Arc<Event>,
 }
 
 /// What all blocks of an operation have in common.
@@ -59,6 +70,7 @@ pub(crate) struct Plan {
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
     pub(crate) parts: Vec<FilePart>,
+    pub(crate) devices: Vec<DeviceUse>,
     /// Long runs of files that a store covers: file, start, end.
     pub(crate) runs: Vec<(usize, u64, u64)>,
     pub(crate) commit: Option<Arc<dyn Commit>>,
@@ -299,6 +311,7 @@ impl Shared {
                 block_bytes: round_up(self.plan.block_bytes, granule),
                 staged_block_bytes: self.plan.staged_block_bytes,
                 direct: opened.file.is_direct(),
+                reachable: part.device.is_none(),
             };
             let block = part.span.block_at(&geometry, self.plan.direction, progress.position);
             let Some(block) = block else {
@@ -306,7 +319,8 @@ impl Shared {
                 progress.position = 0;
                 continue;
             };
-            if block.route == Route::Staged && !staging_is_free {
+            let staged = block.route == Route::Staged || part.device.is_some();
+            if staged && !staging_is_free {
                 return Err(NeedsStaging);
             }
             opened.spoiled = true;
@@ -315,6 +329,7 @@ impl Shared {
                 file: Arc::clone(&opened.file),
                 span: part.span,
                 block,
+                device: part.device,
                 maybe_cached: opened.maybe_cached,
             }));
         }

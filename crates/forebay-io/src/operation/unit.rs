@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Shared;
+use super::{DeviceUse, Shared};
 use crate::commit::Commit;
 use crate::config::Priority;
 use crate::error::{Error, ErrorKind, Result};
@@ -26,7 +26,18 @@ impl Unit {
 
     /// Whether it goes through a staging block, as planned.
     pub(crate) fn is_staged(&self) -> bool {
-        matches!(&self.work, Work::Move { block, .. } if block.route == Route::Staged)
+        match &self.work {
+            Work::Move { block, device, .. } => block.route == Route::Staged || device.is_some(),
+            _ => false,
+        }
+    }
+
+    /// The device whose memory it moves, if it isn't the host's.
+    pub(crate) fn device(&self) -> Option<&DeviceUse> {
+        match &self.work {
+            Work::Move { device, .. } => self.operation.plan.devices.get((*device)?),
+            _ => None,
+        }
     }
 
     pub(crate) fn is_prefetch(&self) -> bool {
@@ -59,6 +70,8 @@ pub(crate) enum Work {
         file: Arc<TensorFile>,
         span: Span,
         block: Block,
+        /// Index into the plan's devices.
+        device: Option<usize>,
         maybe_cached: bool,
     },
     Sync {

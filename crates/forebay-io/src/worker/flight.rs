@@ -63,6 +63,11 @@ impl Flight {
         }
     }
 
+    /// Whether the block must go through a staging block whatever its route.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.unit.device().is_some()
+    }
+
     /// Interprets the kernel's result: bytes moved or a negated `errno`.
     pub(super) fn judge(&mut self, result: i64) -> Verdict {
         if let Some((file, span, block)) = self.block() {

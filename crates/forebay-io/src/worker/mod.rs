@@ -4,9 +4,11 @@
 //!
 //! - A unit taken from an operation is given back exactly once, whatever happens to the engine.
 //! - Before memory or files are let go, the engine has reported the transfer or is dropped.
+//! - A staging block is used again only when neither the engine nor a device's copy uses it.
 //! - A worker with nothing to do sleeps in the kernel until its port is signalled.
 
 mod bindings;
+mod copies;
 mod flight;
 
 use std::collections::VecDeque;
@@ -15,6 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bindings::Bindings;
+use copies::Copies;
 use flight::{Flight, Verdict};
 
 use crate::engine::{Command, Completion, Engine, Transfer};
@@ -64,6 +67,8 @@ enum Then {
 #[derive(Debug)]
 pub(crate) struct Worker {
     engine: Box<dyn Engine>,
+    /// Before the flights and the staging blocks, like the engine: dropping it waits for copies.
+    copies: Copies,
     scheduler: Arc<Scheduler>,
     port: Arc<Port>,
     counters: Arc<Counters>,
@@ -92,8 +97,10 @@ impl Worker {
         uses_page_cache: bool,
     ) -> Self {
         let bindings = Bindings::new(Arc::clone(&port), Arc::clone(&counters), engine.as_ref());
+        let copies = Copies::new(Arc::clone(&port.wake), Arc::clone(&counters));
         Self {
             engine,
+            copies,
             scheduler,
             port,
             counters,
@@ -140,6 +147,7 @@ impl Worker {
             }
             self.sleep(version, refilled)?;
             self.handle_completions()?;
+            self.handle_landings();
         }
     }
 
@@ -170,7 +178,7 @@ impl Worker {
     }
 
     fn outstanding(&self) -> usize {
-        self.engine.in_flight() + self.ready.len() + self.parked.len()
+        self.engine.in_flight() + self.ready.len() + self.parked.len() + self.copies.under_way()
     }
 
     fn room(&self) -> Room {
@@ -242,7 +250,7 @@ impl Worker {
                 self.parked.push_back(flight.unit);
                 return;
             }
-            Err(error) if flight.unit.operation.plan.require_direct => {
+            Err(error) if flight.unit.operation.plan.require_direct || flight.is_on_device() => {
                 return self.end(token, flight, Err(error));
             }
             Err(error) => {
@@ -250,6 +258,14 @@ impl Worker {
                 self.reroute(&mut flight, None);
             }
         }
+        if flight.is_on_device() && flight.unit.operation.plan.direction == Direction::Store {
+            return self.copy(token, flight);
+        }
+        self.launch(token, flight);
+    }
+
+    /// Makes the transfer of what is left of a block ready for the engine.
+    fn launch(&mut self, token: usize, mut flight: Flight) {
         self.aim(&mut flight, token);
         self.ready.push(flight.transfer);
         self.flights[token] = Some(flight);
@@ -257,7 +273,7 @@ impl Worker {
 
     /// A block whose pages are all in the page cache already is loaded from there.
     fn prefer_page_cache(&self, flight: &mut Flight) {
-        let Work::Move { file, span, block, maybe_cached: true } = &mut flight.unit.work else {
+        let Work::Move { file, span, block, maybe_cached: true, .. } = &mut flight.unit.work else {
             return;
         };
         if !self.uses_page_cache || block.route == Route::Buffered {
@@ -279,13 +295,13 @@ impl Worker {
         let Work::Move { span, block, .. } = &flight.unit.work else {
             return Ok(true);
         };
-        if block.route != Route::Staged {
+        if !flight.unit.is_staged() {
             return Ok(true);
         }
         let Some((index, address)) = self.staging.take()? else {
             return Ok(false);
         };
-        if flight.unit.operation.plan.direction == Direction::Store {
+        if flight.unit.operation.plan.direction == Direction::Store && !flight.is_on_device() {
             let from = std::ptr::with_exposed_provenance::<u8>(span.address);
             copy(from.wrapping_add(block.position), address, block.length);
         }
@@ -397,14 +413,14 @@ impl Worker {
             }
             Verdict::Buffered(refused) => self.reroute(&mut flight, refused),
         }
-        self.aim(&mut flight, token);
-        self.ready.push(flight.transfer);
-        self.flights[token] = Some(flight);
+        self.launch(token, flight);
     }
 
     /// Sends a block that can't go directly through the page cache, from its beginning.
     fn reroute(&mut self, flight: &mut Flight, refused: Option<rustix::io::Errno>) {
-        if let Some((index, _)) = flight.staging.take() {
+        if !flight.is_on_device()
+            && let Some((index, _)) = flight.staging.take()
+        {
             self.staging.give_back(index);
         }
         if let Work::Move { span, block, .. } = &mut flight.unit.work {
@@ -414,7 +430,7 @@ impl Worker {
         flight.refused = flight.refused.or(refused);
     }
 
-    /// All bytes of a flight are there: delivers them and counts them.
+    /// The drive has done its part of a flight.
     fn arrive(&mut self, token: usize, flight: Flight) {
         self.counters.latency(flight.started.elapsed());
         let Some((file, span, block)) = flight.block() else {
@@ -427,8 +443,12 @@ impl Worker {
                 self.counters.fallback(&format!("no direct I/O for {label}: {reason}"));
             }
         }
-        let direction = flight.unit.operation.plan.direction;
-        if let (Some((_, address)), Direction::Load) = (flight.staging, direction) {
+        if let (Some((_, address)), Direction::Load) =
+            (flight.staging, flight.unit.operation.plan.direction)
+        {
+            if flight.is_on_device() {
+                return self.copy(token, flight);
+            }
             let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address);
             copy(
                 address.wrapping_add(block.skip(&span)),
@@ -436,6 +456,15 @@ impl Worker {
                 block.length,
             );
         }
+        self.deliver(token, flight);
+    }
+
+    /// All bytes of a block are where they should be: counts them.
+    fn deliver(&mut self, token: usize, flight: Flight) {
+        let Some((_, _, block)) = flight.block() else {
+            return self.end(token, flight, Ok(0));
+        };
+        let direction = flight.unit.operation.plan.direction;
         let bytes = block.length as u64;
         add(
             match (block.route, flight.cached) {
@@ -478,8 +507,9 @@ impl Worker {
 
     /// The engine is broken: waits for what it still does, then fails everything that was here.
     fn give_everything_back(self, error: &Error) {
-        let Self { engine, scheduler, flights, parked, .. } = self;
+        let Self { engine, copies, scheduler, flights, parked, .. } = self;
         drop(engine);
+        drop(copies);
         let units = flights.into_iter().flatten().map(|flight| flight.unit).chain(parked);
         for unit in units {
             if let Some(operation) = unit.settle(Err(error.clone())) {

@@ -13,6 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
+use super::cuda::{DEFAULT_STREAM, OnDevice};
 use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because, is_c_order};
 
 const NAME_LEGACY: &CStr = c"dltensor";
@@ -25,18 +26,20 @@ const FLAG_SUBBYTE_PADDED: u64 = 1 << 2;
 /// Most dimensions that are believed; numpy and torch stop at 64.
 const DIMENSIONS_MAX: usize = 256;
 
-/// `DLDeviceType` values of memory that the CPU can address.
+/// `DLDeviceType` values of memory that can be reached.
 mod device {
     pub(super) const CPU: i32 = 1;
+    pub(super) const CUDA: i32 = 2;
     pub(super) const CUDA_HOST: i32 = 3;
     pub(super) const ROCM_HOST: i32 = 11;
+    pub(super) const CUDA_MANAGED: i32 = 13;
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Device {
     kind: i32,
-    _id: i32,
+    id: i32,
 }
 
 #[repr(C)]
@@ -82,16 +85,17 @@ struct Versioned {
 pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let py = object.py();
     let Some(export) = object.getattr_opt(intern!(py, "__dlpack__"))? else { return Ok(None) };
+    let mut stream = None;
     if let Some(method) = object.getattr_opt(intern!(py, "__dlpack_device__"))? {
         let (kind, id): (i32, i32) = method.call0()?.extract()?;
-        check_device(object, kind, id)?;
+        stream = device_of(object, Device { kind, id })?.map(|device| device.stream);
     }
-    let capsule = export_capsule(&export)?;
+    let capsule = export_capsule(&export, stream)?;
     let Ok(capsule) = capsule.cast::<PyCapsule>() else {
         return Err(PyTypeError::new_err("__dlpack__ did not return a capsule"));
     };
     let (tensor, flags) = read(object, capsule)?;
-    check_device(object, tensor.device.kind, 0)?;
+    let device = device_of(object, tensor.device)?;
     let (address, length) = extent(object, &tensor, flags)?;
     let read_only = match flags {
         None => Some("a DLPack capsule without a version cannot say that it may be written to"),
@@ -99,23 +103,43 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
         Some(flags) if flags & FLAG_IS_COPIED != 0 => Some("its DLPack export is a copy"),
         Some(_) => None,
     };
-    Ok(Some(Memory { address, length, read_only, keep: capsule.clone().into_any().unbind() }))
+    Ok(Some(Memory {
+        address,
+        length,
+        device,
+        read_only,
+        keep: capsule.clone().into_any().unbind(),
+    }))
 }
 
-fn check_device(object: &Bound<'_, PyAny>, kind: i32, id: i32) -> PyResult<()> {
-    match kind {
-        device::CPU | device::CUDA_HOST | device::ROCM_HOST => Ok(()),
+/// The device of a tensor; its producer makes the default stream wait for its own.
+fn device_of(object: &Bound<'_, PyAny>, Device { kind, id }: Device) -> PyResult<Option<OnDevice>> {
+    match (kind, u32::try_from(id)) {
+        (device::CPU | device::CUDA_HOST | device::ROCM_HOST, _) => Ok(None),
+        (device::CUDA | device::CUDA_MANAGED, Ok(ordinal)) => {
+            Ok(Some(OnDevice { ordinal, stream: DEFAULT_STREAM }))
+        }
         _ => Err(device_memory(object, &format!("DLPack device ({kind}, {id})"))),
     }
 }
 
-fn export_capsule<'py>(export: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// Asks for a capsule; for one on a device, whose memory is in order behind a stream.
+fn export_capsule<'py>(
+    export: &Bound<'py, PyAny>,
+    stream: Option<usize>,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = export.py();
     let named = PyDict::new(py);
+    if let Some(stream) = stream {
+        named.set_item(intern!(py, "stream"), stream)?;
+    }
     named.set_item(intern!(py, "max_version"), (VERSION_MAJOR, 0))?;
     match export.call((), Some(&named)) {
         // Producers from before version 1.0 don't know the argument.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => export.call0(),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            named.del_item(intern!(py, "max_version"))?;
+            export.call((), Some(&named))
+        }
         answer => answer,
     }
 }

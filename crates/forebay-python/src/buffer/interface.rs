@@ -51,6 +51,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     Ok(Some(Memory {
         address: std::ptr::with_exposed_provenance_mut(address),
         length,
+        device: None,
         read_only: read_only.then_some("it is read-only"),
         keep: object.clone().unbind(),
     }))
@@ -65,7 +66,7 @@ fn field<'py>(
 }
 
 /// The size of one item, once it is clear that items are plain bytes.
-fn item_bytes(object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<usize> {
+pub(super) fn item_bytes(object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<usize> {
     let py = object.py();
     let kind = typestr.chars().nth(1).unwrap_or(' ');
     let dtype = object.getattr_opt(intern!(py, "dtype"))?;

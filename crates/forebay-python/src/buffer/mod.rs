@@ -1,8 +1,8 @@
 //! Any array → address, length, whether it may be written to, and what keeps it alive.
 //!
-//! Four routes, in this order, so that the one that knows most about an object is asked first:
-//! torch's own methods ([`torch`]), numpy's array interface ([`interface`]), DLPack ([`dlpack`]),
-//! Python's buffer protocol ([`protocol`]). An array whose bytes in memory aren't its values in C
+//! Five routes, in this order, so that the one that knows most about an object is asked first:
+//! torch's own methods ([`torch`]), numpy's array interface ([`interface`]), that of CUDA arrays
+//! ([`cuda`]), DLPack ([`dlpack`]), Python's buffer protocol ([`protocol`]). An array whose bytes in memory aren't its values in C
 //! order is refused, with what to do about it; it is never copied silently.
 //!
 //! # Invariants
@@ -11,17 +11,18 @@
 //!   promise on which [`submit`] hands the address to the core.
 //! - This module and its children are the only ones of the crate with `unsafe`.
 
+pub(crate) mod cuda;
 mod dlpack;
 mod interface;
 mod protocol;
 pub(crate) mod submit;
 mod torch;
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::error::refusal;
+use cuda::OnDevice;
 
 /// Where an array's bytes are.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Memory {
     pub(crate) address: *mut u8,
     /// Bytes.
     pub(crate) length: usize,
+    /// The device whose memory it is, if it isn't the host's.
+    pub(crate) device: Option<OnDevice>,
     /// Why nothing may be loaded into it, if nothing may.
     read_only: Option<&'static str>,
     /// Holds the memory in place.
@@ -37,12 +40,25 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The memory of an array, for a destination (`writable`) or a source.
+    /// The memory of an array that the host can touch, for a destination (`writable`) or a source.
     ///
     /// # Errors
     ///
     /// `InvalidBufferError` (a `ValueError`) or `TypeError`, with what to do.
     pub(crate) fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
+        let memory = Self::anywhere(object, writable)?;
+        match memory.device {
+            Some(device) => Err(device_memory(object, &format!("CUDA device {}", device.ordinal))),
+            None => Ok(memory),
+        }
+    }
+
+    /// The memory of an array, which may be a device's.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::of`].
+    pub(crate) fn anywhere(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
         let memory = Self::find(object)?;
         match memory.read_only {
             Some(reason) if writable => Err(invalid(
@@ -60,14 +76,12 @@ impl Memory {
                 "{name} is a class: pass an array"
             )));
         }
-        for route in [torch::memory, interface::memory, dlpack::memory, protocol::memory] {
+        let routes =
+            [torch::memory, interface::memory, cuda::memory, dlpack::memory, protocol::memory];
+        for route in routes {
             if let Some(memory) = route(object)? {
                 return Ok(memory);
             }
-        }
-        let py = object.py();
-        if object.hasattr(intern!(py, "__cuda_array_interface__"))? {
-            return Err(device_memory(object, "a CUDA device"));
         }
         Err(pyo3::exceptions::PyTypeError::new_err(format!(
             "{} has no memory that can be moved: pass a torch tensor, a numpy array, or an object \
@@ -97,7 +111,7 @@ fn invalid_because(object: &Bound<'_, PyAny>, message: &str, cause: PyErr) -> Py
 
 fn device_memory(object: &Bound<'_, PyAny>, device: &str) -> PyErr {
     let message = format!(
-        "{}: its memory is on {device}; device memory is not supported, copy it to the CPU",
+        "{}: its memory is on {device}, which is not supported here; copy it to the CPU",
         type_name(object)
     );
     refusal(object.py(), "UnsupportedBufferError", &message)

@@ -5,10 +5,11 @@
 use std::path::PathBuf;
 
 use forebay::stripe::Stripe;
-use forebay_io::{Direction, Durability, Operation, Part, Priority, Request, Target};
+use forebay_io::{DeviceAccess, Direction, Durability, Operation, Part, Priority, Request, Target};
 use pyo3::prelude::*;
 
 use super::Memory;
+use super::cuda::OnDevice;
 
 /// One array and where it is, or goes.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, u64);
@@ -26,6 +27,24 @@ unsafe impl Send for Job {}
 // SAFETY: as above; nothing is changed through a shared reference.
 unsafe impl Sync for Job {}
 
+/// The devices of a request, each once for each stream.
+#[derive(Default)]
+struct Numbered {
+    known: Vec<OnDevice>,
+    access: Vec<DeviceAccess>,
+}
+
+impl Numbered {
+    fn number(&mut self, object: &Bound<'_, PyAny>, device: OnDevice) -> PyResult<usize> {
+        if let Some(number) = self.known.iter().position(|known| *known == device) {
+            return Ok(number);
+        }
+        self.access.push(device.access(object)?);
+        self.known.push(device);
+        Ok(self.known.len() - 1)
+    }
+}
+
 /// What holds of a whole request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
@@ -41,16 +60,21 @@ impl Job {
         let mut files: Vec<Target> = Vec::new();
         let mut parts = Vec::with_capacity(items.len());
         let mut keep = Vec::with_capacity(items.len());
+        let mut devices = Numbered::default();
         let mut numbers = std::collections::HashMap::new();
         for (object, target, offset) in items {
-            let memory = Memory::of(&object, terms.direction == Direction::Load)?;
+            let memory = Memory::anywhere(&object, terms.direction == Direction::Load)?;
             let target = Name::of(&target)?;
             let file = *numbers.entry(target.clone()).or_insert_with(|| {
                 files.push(target.into());
                 files.len() - 1
             });
-            let Memory { address, length, keep: kept, .. } = memory;
-            parts.push(Part { file, offset, address, length });
+            let Memory { address, length, device, keep: kept, .. } = memory;
+            let device = match device {
+                Some(device) => Some(devices.number(&object, device)?),
+                None => None,
+            };
+            parts.push(Part { file, offset, address, length, device });
             keep.push(kept);
         }
         let Terms { direction, whole_file, priority, durability } = terms;
@@ -58,6 +82,7 @@ impl Job {
             direction,
             files,
             parts,
+            devices: devices.access,
             whole_file,
             priority,
             durability,

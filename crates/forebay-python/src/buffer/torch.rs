@@ -7,6 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use super::cuda::{OnDevice, unreachable_memory};
 use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because};
 
 pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
@@ -15,7 +16,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     if !data_ptr.is_callable() {
         return Ok(None);
     }
-    check_device(object)?;
+    let device = device_of(object)?;
     check_layout(object)?;
     let address: usize = data_ptr
         .call0()
@@ -31,23 +32,45 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     }
     let keep = storage(object, address, length)?.unwrap_or_else(|| object.clone());
     let address = std::ptr::with_exposed_provenance_mut(address);
-    Ok(Some(Memory { address, length, read_only: None, keep: keep.unbind() }))
+    Ok(Some(Memory { address, length, device, read_only: None, keep: keep.unbind() }))
 }
 
-fn check_device(object: &Bound<'_, PyAny>) -> PyResult<()> {
+fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<OnDevice>> {
     let py = object.py();
-    let Some(device) = object.getattr_opt(intern!(py, "device"))? else { return Ok(()) };
+    let Some(device) = object.getattr_opt(intern!(py, "device"))? else { return Ok(None) };
     let kind = match device.getattr_opt(intern!(py, "type"))? {
         Some(kind) => kind,
         None => device.str()?.into_any(),
     };
     if kind.eq(intern!(py, "cpu"))? {
-        Ok(())
+        Ok(None)
+    } else if kind.eq(intern!(py, "cuda"))? && !is_rocm(py)? {
+        cuda_device(object, &device).map(Some)
     } else if kind.eq(intern!(py, "meta"))? {
         Err(invalid(object, "a meta tensor has no bytes; make it with device=\"cpu\""))
     } else {
         Err(device_memory(object, &device.str()?.to_string_lossy()))
     }
+}
+
+/// Whether `"cuda"` is torch's name for devices of AMD here.
+fn is_rocm(py: Python<'_>) -> PyResult<bool> {
+    let version = py.import(intern!(py, "torch.version"))?;
+    let hip = version.getattr_opt(intern!(py, "hip"))?;
+    Ok(hip.is_some_and(|hip| !hip.is_none()))
+}
+
+/// The device of a CUDA tensor, and the stream on which torch works there now.
+fn cuda_device(object: &Bound<'_, PyAny>, device: &Bound<'_, PyAny>) -> PyResult<OnDevice> {
+    let py = object.py();
+    let ask = || -> PyResult<OnDevice> {
+        let ordinal = device.getattr(intern!(py, "index"))?.extract()?;
+        let module = py.import(intern!(py, "torch.cuda"))?;
+        let stream = module.call_method1(intern!(py, "current_stream"), (device,))?;
+        let stream = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
+        Ok(OnDevice { ordinal, stream })
+    };
+    ask().map_err(|cause| unreachable_memory(object, &device.to_string(), cause))
 }
 
 fn check_layout(object: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -185,6 +185,7 @@ fn cut_up(set: &Set, request: &mut Request, places: &[(&Name, Place)]) -> Result
                 offset: piece.offset,
                 address: part.address.wrapping_add(position),
                 length,
+                device: part.device,
             });
         }
     }
@@ -199,7 +200,8 @@ fn end_members(request: &mut Request, entries: &[Entry]) {
     for entry in entries {
         for member in 0..entry.layout.member_count() {
             let offset = entry.layout.member_bytes(member, entry.end);
-            request.parts.push(Part { file, offset, address: std::ptr::null_mut(), length: 0 });
+            let address = std::ptr::null_mut();
+            request.parts.push(Part { file, offset, address, length: 0, device: None });
             file += 1;
         }
     }

@@ -1,0 +1,497 @@
+//! cuFile, the library of GPUDirect Storage: loading it, its driver, what is registered with it, and
+//! moving bytes between files and device memory.
+//!
+//! # Invariants
+//!
+//! - The driver is opened once for a [`CuFile`] and closed with it, unless another user of the
+//!   process had opened it before.
+//! - A registration holds its `CuFile`, and is ended before that.
+#![expect(unsafe_code, reason = "calls cuFile")]
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::library::{self, Search, symbol};
+use super::symbols::table;
+use super::{Context, Cuda, DeviceAddress};
+use crate::error::{DeviceCode, Error, Result};
+
+/// The names of the library: what its packages have, and what a toolkit links to.
+const NAMES: &[&str] = &["libcufile.so.0", "libcufile.so.1", "libcufile.so"];
+
+/// `CU_FILE_CUDA_DRIVER_ERROR`: the CUDA driver's code says more.
+const CUDA_DRIVER_ERROR: c_int = 5011;
+/// `CU_FILE_DRIVER_ALREADY_OPEN`.
+const DRIVER_ALREADY_OPEN: c_int = 5026;
+/// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
+const OPAQUE_FD: c_uint = 1;
+/// Room for `CUfileDrvProps_t`, which has 72 bytes in cuFile 1.11, and grows.
+const PROPERTIES_BYTES: usize = 512;
+
+/// `CUfileError_t` of `cufile.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Status {
+    file: c_int,
+    driver: c_int,
+}
+
+/// `CUfileDescr_t` of `cufile.h`, for a descriptor of Linux.
+#[repr(C)]
+struct Description {
+    kind: c_uint,
+    descriptor: c_int,
+    /// The other half of the union that holds the descriptor.
+    rest: c_int,
+    operations: *const c_void,
+}
+
+/// The beginning of `CUfileDrvProps_t` of `cufile.h`, and room for what may follow it.
+#[repr(C)]
+struct Properties {
+    major_version: c_uint,
+    minor_version: c_uint,
+    poll_threshold_kib: usize,
+    max_direct_io_kib: usize,
+    status_flags: c_uint,
+    control_flags: c_uint,
+    rest: [u8; PROPERTIES_BYTES],
+}
+
+table! {
+    /// The functions that are used, with the signatures of `cufile.h` (1.11).
+    struct Calls {
+        driver_open: ["cuFileDriverOpen"] () -> Status,
+        driver_close: ["cuFileDriverClose_v2", "cuFileDriverClose"] () -> Status,
+        properties: ["cuFileDriverGetProperties"] (*mut Properties) -> Status,
+        handle_register: ["cuFileHandleRegister"] (*mut usize, *mut Description) -> Status,
+        handle_deregister: ["cuFileHandleDeregister"] (usize) -> (),
+        buffer_register: ["cuFileBufRegister"] (usize, usize, c_int) -> Status,
+        buffer_deregister: ["cuFileBufDeregister"] (usize) -> Status,
+        read: ["cuFileRead"] (usize, usize, usize, i64, i64) -> isize,
+        write: ["cuFileWrite"] (usize, usize, usize, i64, i64) -> isize,
+    }
+}
+
+/// How cuFile moves the bytes of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileMode {
+    /// Between drive and device memory, through `nvidia-fs`.
+    Direct,
+    /// Through the host's memory, as there is no `nvidia-fs`: slower than going there without it.
+    Compat,
+}
+
+/// cuFile with its driver open. See the [module documentation](super).
+pub struct CuFile {
+    cuda: Arc<Cuda>,
+    calls: Calls,
+    mode: FileMode,
+    opened_here: bool,
+}
+
+impl std::fmt::Debug for CuFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CuFile").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl CuFile {
+    /// Loads cuFile and opens its driver.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the library or a function of it
+    /// is missing; [`ErrorKind::Device`](crate::ErrorKind::Device) if its driver can't be opened.
+    pub fn load(cuda: &Arc<Cuda>, search: &Search) -> Result<Arc<Self>> {
+        cuda.refuse_forked()?;
+        let calls = Calls::of(library::open(NAMES, search)?)?;
+        // SAFETY: the function takes no arguments; opening again is refused, and harmless.
+        let status = unsafe { (calls.driver_open)() };
+        let opened_here = status.file != DRIVER_ALREADY_OPEN;
+        if opened_here {
+            check(cuda, status, "cannot open the driver of cuFile")?;
+        }
+        let cuda = Arc::clone(cuda);
+        let mut opened = Self { cuda, calls, mode: FileMode::Compat, opened_here };
+        if opened.driver_version()? > 0 {
+            opened.mode = FileMode::Direct;
+        }
+        Ok(Arc::new(opened))
+    }
+
+    /// The major version of `nvidia-fs`; 0 where it isn't loaded.
+    fn driver_version(&self) -> Result<u32> {
+        let mut properties = Properties {
+            major_version: 0,
+            minor_version: 0,
+            poll_threshold_kib: 0,
+            max_direct_io_kib: 0,
+            status_flags: 0,
+            control_flags: 0,
+            rest: [0; PROPERTIES_BYTES],
+        };
+        // SAFETY: there is room for the properties of this version and longer ones.
+        let status = unsafe { (self.calls.properties)(&raw mut properties) };
+        check(&self.cuda, status, "cannot ask cuFile for its properties")?;
+        Ok(properties.major_version)
+    }
+
+    /// How it moves the bytes of every file: a file that it takes may still be slower than others.
+    pub fn mode(&self) -> FileMode {
+        self.mode
+    }
+
+    /// Registers an open file.
+    ///
+    /// # Errors
+    ///
+    /// cuFile doesn't take it: its file system, how it was opened, or twice.
+    pub fn register_file(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> Result<FileRegistration> {
+        self.cuda.refuse_forked()?;
+        let mut description = Description {
+            kind: OPAQUE_FD,
+            descriptor: descriptor.as_raw_fd(),
+            rest: 0,
+            operations: std::ptr::null(),
+        };
+        let mut handle = 0;
+        let register = self.calls.handle_register;
+        // SAFETY: both pointers are valid, and the descriptor is open.
+        let status = unsafe { register(&raw mut handle, &raw mut description) };
+        check(&self.cuda, status, "cannot register a file with cuFile")?;
+        Ok(FileRegistration { library: Arc::clone(self), handle })
+    }
+
+    /// Registers device memory, so that bytes are moved to and from it without another copy.
+    ///
+    /// # Errors
+    ///
+    /// It isn't device memory, is registered already, or can't be pinned.
+    ///
+    /// # Safety
+    ///
+    /// The memory isn't freed before what comes back is dropped.
+    pub unsafe fn register_buffer(
+        self: &Arc<Self>,
+        context: &Arc<Context>,
+        start: DeviceAddress,
+        length: usize,
+    ) -> Result<BufferRegistration> {
+        let _entered = context.enter()?;
+        // SAFETY: the caller's promise is passed on; the library looks at the addresses itself.
+        let status = unsafe { (self.calls.buffer_register)(start, length, 0) };
+        check(&self.cuda, status, "cannot register device memory with cuFile")?;
+        Ok(BufferRegistration { library: Arc::clone(self), context: Arc::clone(context), start })
+    }
+}
+
+impl Drop for CuFile {
+    fn drop(&mut self) {
+        if self.opened_here && self.cuda.is_here() {
+            // SAFETY: it was opened here, and nothing registered is left.
+            let _ = unsafe { (self.calls.driver_close)() };
+        }
+    }
+}
+
+/// A file that cuFile knows. The descriptor must stay open until it is dropped.
+#[derive(Debug)]
+pub struct FileRegistration {
+    library: Arc<CuFile>,
+    handle: usize,
+}
+
+/// A range of bytes of a file and of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// Where the registered or allocated device memory starts.
+    pub base: DeviceAddress,
+    /// How far behind that the bytes are.
+    pub base_offset: usize,
+    /// Where they are in the file.
+    pub offset: u64,
+    /// How many.
+    pub length: usize,
+}
+
+impl FileRegistration {
+    /// Reads into device memory, and waits for that. How many bytes: fewer at the file's end.
+    ///
+    /// # Errors
+    ///
+    /// What the file or cuFile met.
+    ///
+    /// # Safety
+    ///
+    /// The device memory is valid, and nothing else uses it meanwhile.
+    pub unsafe fn read(&self, context: &Context, range: FileRange) -> Result<usize> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.transfer(self.library.calls.read, context, range, "read") }
+    }
+
+    /// Writes from device memory, and waits for that. How many bytes were written.
+    ///
+    /// # Errors
+    ///
+    /// What the file or cuFile met.
+    ///
+    /// # Safety
+    ///
+    /// The device memory is valid, and nothing changes it meanwhile.
+    pub unsafe fn write(&self, context: &Context, range: FileRange) -> Result<usize> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.transfer(self.library.calls.write, context, range, "write") }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::read`] and [`Self::write`].
+    unsafe fn transfer(
+        &self,
+        function: unsafe extern "C" fn(usize, usize, usize, i64, i64) -> isize,
+        context: &Context,
+        range: FileRange,
+        what: &str,
+    ) -> Result<usize> {
+        let _entered = context.enter()?;
+        let FileRange { base, base_offset, offset, length } = range;
+        let place = i64::try_from(offset).unwrap_or(i64::MAX);
+        let base_offset = i64::try_from(base_offset).unwrap_or(i64::MAX);
+        // SAFETY: the handle is registered, the memory valid by the caller's promise.
+        let moved = unsafe { function(self.handle, base, length, place, base_offset) };
+        if let Ok(bytes) = usize::try_from(moved) {
+            return Ok(bytes);
+        }
+        let text = format!("cannot {what} through cuFile");
+        let error = if moved == -1 {
+            Error::from_io(std::io::Error::last_os_error(), text)
+        } else {
+            file_error(c_int::try_from(-moved).unwrap_or(c_int::MAX), text)
+        };
+        Err(error.offset(offset).bytes(length as u64, 0))
+    }
+}
+
+impl Drop for FileRegistration {
+    fn drop(&mut self) {
+        if self.library.cuda.is_here() {
+            // SAFETY: it was registered, and isn't used after this.
+            unsafe { (self.library.calls.handle_deregister)(self.handle) };
+        }
+    }
+}
+
+/// Device memory that cuFile knows, until it is dropped.
+#[derive(Debug)]
+pub struct BufferRegistration {
+    library: Arc<CuFile>,
+    context: Arc<Context>,
+    start: DeviceAddress,
+}
+
+impl Drop for BufferRegistration {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: it was registered, and is still allocated by the promise made then.
+            let _ = unsafe { (self.library.calls.buffer_deregister)(self.start) };
+        }
+    }
+}
+
+/// A status as a result; `what` says what was being done.
+fn check(cuda: &Cuda, status: Status, what: &str) -> Result<()> {
+    match status.file {
+        0 => Ok(()),
+        CUDA_DRIVER_ERROR if status.driver != 0 => cuda.check(status.driver, what),
+        code => Err(file_error(code, what.to_owned())),
+    }
+}
+
+fn file_error(code: c_int, what: String) -> Error {
+    let known = CODES.iter().find(|(known, ..)| *known == code);
+    let name = known.map_or_else(String::new, |(_, name, _)| format!("CU_FILE_{name}"));
+    let error = Error::from_device(DeviceCode { library: "cufile", code, name }, what);
+    match known {
+        Some((_, _, hint)) if !hint.is_empty() => error.hint(*hint),
+        _ => error,
+    }
+}
+
+/// Hints that several codes share.
+const MODULE: &str = "is nvidia-fs loaded? see `lsmod` and `gdscheck -p`";
+const POINTER: &str = "it takes addresses of one allocation of device memory";
+const AGAIN: &str = "it may pass: try again";
+
+/// The codes of `cufile.h` (`CUfileOpError`), their names without `CU_FILE_`, and what to try.
+const CODES: &[(c_int, &str, &str)] = &[
+    (5001, "DRIVER_NOT_INITIALIZED", MODULE),
+    (5002, "DRIVER_INVALID_PROPS", "see the properties in cufile.json"),
+    (5003, "DRIVER_UNSUPPORTED_LIMIT", "see the limits in cufile.json"),
+    (5004, "DRIVER_VERSION_MISMATCH", "nvidia-fs and libcufile don't fit: update the older one"),
+    (5005, "DRIVER_VERSION_READ_ERROR", MODULE),
+    (5006, "DRIVER_CLOSING", "another part of the process closes it"),
+    (5007, "PLATFORM_NOT_SUPPORTED", "see `gdscheck -p` for the IOMMU and the platform"),
+    (5008, "IO_NOT_SUPPORTED", "the file system can't do it: see `gdscheck -p` for those that can"),
+    (5009, "DEVICE_NOT_SUPPORTED", "the GPU can't do it: see `gdscheck -p`"),
+    (5010, "NVFS_DRIVER_ERROR", "see dmesg for lines of nvidia-fs"),
+    (CUDA_DRIVER_ERROR, "CUDA_DRIVER_ERROR", ""),
+    (5012, "CUDA_POINTER_INVALID", POINTER),
+    (5013, "CUDA_MEMORY_TYPE_INVALID", POINTER),
+    (5014, "CUDA_POINTER_RANGE_ERROR", POINTER),
+    (5015, "CUDA_CONTEXT_MISMATCH", POINTER),
+    (
+        5016,
+        "INVALID_MAPPING_SIZE",
+        "the memory is larger than what can be pinned: see the BAR1 size",
+    ),
+    (5017, "INVALID_MAPPING_RANGE", POINTER),
+    (5018, "INVALID_FILE_TYPE", "it takes regular files and block devices"),
+    (5019, "INVALID_FILE_OPEN_FLAG", "the file must be open for direct I/O"),
+    (5020, "DIO_NOT_SET", "the file must be open for direct I/O"),
+    (5022, "INVALID_VALUE", ""),
+    (5023, "MEMORY_ALREADY_REGISTERED", "another part of the process registered it"),
+    (5024, "MEMORY_NOT_REGISTERED", ""),
+    (5025, "PERMISSION_DENIED", "the process may not use /dev/nvidia-fs*"),
+    (DRIVER_ALREADY_OPEN, "DRIVER_ALREADY_OPEN", ""),
+    (5027, "HANDLE_NOT_REGISTERED", ""),
+    (5028, "HANDLE_ALREADY_REGISTERED", "another part of the process registered the descriptor"),
+    (5029, "DEVICE_NOT_FOUND", "see `nvidia-smi`"),
+    (5030, "INTERNAL_ERROR", "see cufile.log"),
+    (5031, "GETNEWFD_FAILED", "see `ulimit -n`"),
+    (5033, "NVFS_SETUP_ERROR", MODULE),
+    (5034, "IO_DISABLED", "cufile.json turns it off for this file"),
+    (5035, "BATCH_SUBMIT_FAILED", AGAIN),
+    (5036, "GPU_MEMORY_PINNING_FAILED", "too much device memory is pinned: see the BAR1 size"),
+    (5037, "BATCH_FULL", AGAIN),
+    (5038, "ASYNC_NOT_SUPPORTED", "cuFile 1.7 and CUDA 12.2 are the first that can"),
+    (5039, "INTERNAL_BATCH_SETUP_ERROR", AGAIN),
+    (5040, "INTERNAL_BATCH_SUBMIT_ERROR", AGAIN),
+    (5041, "INTERNAL_BATCH_GETSTATUS_ERROR", AGAIN),
+    (5042, "INTERNAL_BATCH_CANCEL_ERROR", AGAIN),
+    (5043, "NOMEM_ERROR", "free host or device memory"),
+    (5044, "IO_ERROR", "see dmesg for the drive's errors"),
+    (5045, "INTERNAL_BUF_REGISTER_ERROR", "too much device memory is pinned: see the BAR1 size"),
+    (5046, "HASH_OPR_ERROR", "see cufile.log"),
+    (5047, "INVALID_CONTEXT_ERROR", POINTER),
+    (5048, "NVFS_INTERNAL_DRIVER_ERROR", "see dmesg for lines of nvidia-fs"),
+    (5049, "BATCH_NOCOMPAT_ERROR", MODULE),
+    (5050, "IO_MAX_ERROR", "see cufile.log"),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
+    use forebay_standin::Standin;
+
+    use super::super::cuda::tests::stand_in;
+    use super::*;
+
+    const LENGTH: usize = 100_003;
+
+    fn bytes(seed: usize) -> Vec<u8> {
+        (0..LENGTH).map(|index| u8::try_from((index * 31 + seed) % 251).unwrap()).collect()
+    }
+
+    /// Where the build is, as `/tmp` may not take direct I/O.
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
+    }
+
+    fn load(standin: &Standin) -> Result<Arc<CuFile>> {
+        let search = stand_in(standin);
+        CuFile::load(&Cuda::load(&search)?, &search)
+    }
+
+    /// A file that is open for direct I/O, on a file system that takes it.
+    fn file(folder: &Path, content: &[u8]) -> File {
+        let path = folder.join("tensor.bin");
+        std::fs::write(&path, content).unwrap();
+        let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
+    }
+
+    #[test]
+    fn bytes_move_between_a_file_and_device_memory() {
+        let standin = Standin::new().unwrap();
+        let before = standin.census();
+        let folder = folder();
+        let file = file(folder.path(), &bytes(1));
+        let memory = standin.allocate(1, LENGTH + 7);
+        {
+            let cufile = load(&standin).unwrap();
+            assert_eq!(cufile.mode(), FileMode::Direct);
+            let context = Context::retain(&cufile.cuda, 1).unwrap();
+            let registered = cufile.register_file(file.as_fd()).unwrap();
+            // SAFETY: the memory is freed below.
+            let buffer = unsafe { cufile.register_buffer(&context, memory, LENGTH + 7) }.unwrap();
+            let range = FileRange { base: memory, base_offset: 7, offset: 3, length: LENGTH };
+            // SAFETY: nothing else uses the memory.
+            let read = unsafe { registered.read(&context, range) }.unwrap();
+            assert_eq!(read, LENGTH - 3, "the file ends there");
+            assert_eq!(standin.peek(memory + 7, read), bytes(1)[3..]);
+            standin.poke(memory, &bytes(2));
+            let range = FileRange { base_offset: 0, offset: 1, ..range };
+            // SAFETY: nothing else uses the memory.
+            let written = unsafe { registered.write(&context, range) }.unwrap();
+            assert_eq!(written, LENGTH);
+            drop(buffer);
+        }
+        let stored = std::fs::read(folder.path().join("tensor.bin")).unwrap();
+        assert_eq!((&stored[..1], &stored[1..]), (&bytes(1)[..1], &bytes(2)[..]));
+        standin.free(memory);
+        assert_eq!(standin.census(), before);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_cufile_refuses_is_named_with_its_code_and_a_hint() {
+        let standin = Standin::new().unwrap();
+        let folder = folder();
+        let file = file(folder.path(), b"tensor");
+        standin.configure("gds=absent");
+        let error = load(&standin).unwrap_err();
+        assert_eq!(error.device_code().unwrap().name, "CU_FILE_DRIVER_NOT_INITIALIZED");
+        assert!(error.to_string().contains("nvidia-fs"), "{error}");
+        standin.configure("gds=unsupported");
+        let cufile = load(&standin).unwrap();
+        let error = cufile.register_file(file.as_fd()).unwrap_err();
+        assert_eq!(error.device_code().unwrap().code, 5008);
+        assert!(error.to_string().contains("file system"), "{error}");
+        standin.configure("gds=direct fail=cuFileHandleRegister:2:2");
+        let error = cufile.register_file(file.as_fd()).unwrap_err();
+        assert_eq!(error.device_code().unwrap().name, "CUDA_ERROR_OUT_OF_MEMORY");
+        let registered = cufile.register_file(file.as_fd()).unwrap();
+        standin.configure("fail=cuFileRead:1:5012");
+        let context = Context::retain(&cufile.cuda, 0).unwrap();
+        let range = FileRange { base: 4096, base_offset: 0, offset: 9, length: 1 };
+        // SAFETY: the call fails before it touches memory.
+        let error = unsafe { registered.read(&context, range) }.unwrap_err();
+        assert_eq!(error.offset_bytes(), Some(9));
+        assert!(error.to_string().contains("CU_FILE_CUDA_POINTER_INVALID"), "{error}");
+    }
+
+    #[test]
+    fn compat_mode_is_not_taken_for_direct() {
+        let standin = Standin::new().unwrap();
+        standin.configure("gds=compat");
+        let first = load(&standin).unwrap();
+        assert_eq!(first.mode(), FileMode::Compat);
+        // One driver for the process: who came second doesn't close it.
+        drop(load(&standin).unwrap());
+        assert_eq!(standin.count("cuFileDriverClose_v2"), 0);
+        drop(first);
+        assert_eq!(standin.count("cuFileDriverClose_v2"), 1);
+    }
+
+    #[test]
+    fn codes_are_in_order_and_have_names() {
+        assert!(CODES.is_sorted_by(|one, next| one.0 < next.0));
+        assert!(CODES.iter().all(|(_, name, _)| !name.is_empty()));
+    }
+}

@@ -1,0 +1,115 @@
+//! The devices of this process: one driver, and one context for each device that was used.
+//!
+//! A forked child doesn't see what its parent had, and waits for no lock of it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwapOption;
+
+use super::context::Context;
+use super::cuda::Cuda;
+use super::library::Search;
+use crate::error::Result;
+use crate::memory::process;
+
+static GLOBAL: ArcSwapOption<Devices> = ArcSwapOption::const_empty();
+static SEARCH: ArcSwapOption<Search> = ArcSwapOption::const_empty();
+
+/// The driver of a process and a context for each device. See the [module documentation](super).
+#[derive(Debug)]
+pub struct Devices {
+    process: u64,
+    cuda: Arc<Cuda>,
+    contexts: Mutex<HashMap<u32, Arc<Context>>>,
+}
+
+impl Devices {
+    /// The devices of a driver that is loaded for them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Cuda::load`].
+    pub fn load(search: &Search) -> Result<Arc<Self>> {
+        let cuda = Cuda::load(search)?;
+        Ok(Arc::new(Self { process: process::number(), cuda, contexts: Mutex::default() }))
+    }
+
+    /// Those of this process, loaded if they aren't, from where [`Self::search_in`] said. They stay
+    /// until the process ends. A failure isn't remembered.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Cuda::load`].
+    pub fn global() -> Result<Arc<Self>> {
+        let here = |devices: &Option<Arc<Self>>| {
+            devices.as_ref().filter(|it| it.process == process::number()).map(Arc::clone)
+        };
+        if let Some(devices) = here(&GLOBAL.load()) {
+            return Ok(devices);
+        }
+        let search = SEARCH.load().as_deref().cloned().unwrap_or_default();
+        let fresh = Self::load(&search)?;
+        GLOBAL.rcu(|current| here(current).or_else(|| Some(Arc::clone(&fresh))));
+        Ok(here(&GLOBAL.load()).unwrap_or(fresh))
+    }
+
+    /// Where [`Self::global`] looks for the driver from now on, if it isn't loaded.
+    pub fn search_in(search: Search) {
+        SEARCH.store(Some(Arc::new(search)));
+    }
+
+    /// The driver.
+    pub fn cuda(&self) -> &Arc<Cuda> {
+        &self.cuda
+    }
+
+    /// The context of a device. With the first one, the memory of all pools is registered with the
+    /// driver, and whatever pools map later is too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::retain`].
+    pub fn context(&self, ordinal: u32) -> Result<Arc<Context>> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = contexts.get(&ordinal) {
+            return Ok(Arc::clone(context));
+        }
+        let context = Context::retain(&self.cuda, ordinal)?;
+        if contexts.is_empty() {
+            self.cuda.pin_pools(&context)?;
+        }
+        contexts.insert(ordinal, Arc::clone(&context));
+        Ok(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_standin::Standin;
+
+    use super::super::cuda::tests::stand_in;
+    use super::super::pointer::{Place, memory_at};
+    use super::*;
+    use crate::memory::{ALIGNMENT_DEFAULT, Pool, PoolOptions};
+
+    #[test]
+    fn a_device_has_one_context_and_pools_are_registered_with_the_first() {
+        let standin = Standin::new().unwrap();
+        let before = standin.census();
+        let pool = Pool::new(PoolOptions { touch: false, ..PoolOptions::default() });
+        let buffer = pool.allocate(3 << 20, ALIGNMENT_DEFAULT).unwrap();
+        {
+            let devices = Devices::load(&stand_in(&standin)).unwrap();
+            let place = || memory_at(devices.cuda(), buffer.as_ptr().expose_provenance()).unwrap();
+            assert!(devices.context(5).is_err());
+            assert_eq!(place(), Place::Host);
+            let context = devices.context(1).unwrap();
+            assert!(Arc::ptr_eq(&context, &devices.context(1).unwrap()));
+            assert!(!context.is_same(&devices.context(0).unwrap()));
+            assert_eq!(place(), Place::RegisteredHost);
+        }
+        assert_eq!(standin.census(), before);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+}

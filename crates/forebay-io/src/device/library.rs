@@ -1,0 +1,103 @@
+//! Finding shared libraries, under all their usual names.
+//!
+//! A library that was loaded stays so until the process ends: its threads may run at any time.
+#![expect(unsafe_code, reason = "loads libraries and looks up their symbols")]
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use libloading::Library;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Where to look for libraries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Search {
+    /// Folders to look in first, such as those of NVIDIA's Python packages, in this order.
+    pub folders: Vec<PathBuf>,
+    /// Look where the system's loader does after that.
+    pub system: bool,
+}
+
+impl Default for Search {
+    /// Where the system's loader looks.
+    fn default() -> Self {
+        Self { folders: Vec::new(), system: true }
+    }
+}
+
+/// Loads the first of `names` that there is, in the first folder that has one.
+pub(super) fn open(names: &[&str], search: &Search) -> Result<&'static Library> {
+    let in_folders =
+        search.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+    // The file is looked at first: a name with a slash that isn't there is no news.
+    let found = in_folders.filter(|path| path.is_file());
+    let by_name = names.iter().map(PathBuf::from).filter(|_| search.system);
+    let mut refusals = String::new();
+    for path in found.chain(by_name) {
+        // SAFETY: these are NVIDIA's libraries, or what the caller put in their place, whose
+        // initialisers may be run at any time by design.
+        match unsafe { Library::new(&path) } {
+            Ok(library) => return Ok(Box::leak(Box::new(library))),
+            Err(error) => {
+                let _ = write!(refusals, "; {}: {error}", path.display());
+            }
+        }
+    }
+    let text = format!("{} is not here{refusals}", names[0]);
+    Err(Error::new(ErrorKind::Unsupported, text))
+}
+
+/// The function called `name`, or the next of its names, with the type `F`.
+///
+/// # Safety
+///
+/// `F` is a function pointer with the signature that the library's header gives all the names.
+pub(super) unsafe fn symbol<F: Copy>(library: &Library, names: &[&str]) -> Result<F> {
+    for name in names {
+        // SAFETY: the caller's promise is passed on.
+        if let Ok(found) = unsafe { library.get::<F>(*name) } {
+            return Ok(*found);
+        }
+    }
+    let text = format!("the library has no {}", names[0]);
+    Err(Error::new(ErrorKind::Unsupported, text).hint("a newer driver is needed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_nowhere_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let search = Search { folders: vec![folder.path().to_path_buf()], system: false };
+        let error = open(&["libforebay-none.so.1", "libforebay-none.so"], &search).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.to_string(), "libforebay-none.so.1 is not here");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libfalse.so"), "not a library").unwrap();
+        let search = Search { folders: vec![folder.path().to_path_buf()], system: false };
+        let error = open(&["libfalse.so.1", "libfalse.so"], &search).unwrap_err().to_string();
+        assert!(error.contains("libfalse.so.1 is not here; "), "{error}");
+        assert!(error.contains(&folder.path().join("libfalse.so").display().to_string()));
+    }
+
+    #[test]
+    fn a_symbol_is_found_under_its_other_name_or_is_an_error() {
+        let library = open(&["libc.so.6"], &Search::default()).unwrap();
+        // SAFETY: `getpid` has this signature.
+        let found =
+            unsafe { symbol::<unsafe extern "C" fn() -> i32>(library, &["getpid_v9", "getpid"]) };
+        // SAFETY: the function has no arguments and no effects.
+        let process = unsafe { found.unwrap()() };
+        assert_eq!(u32::try_from(process).unwrap(), std::process::id());
+        // SAFETY: nothing is found, and nothing called.
+        let missing = unsafe { symbol::<unsafe extern "C" fn()>(library, &["cuInit_v9"]) };
+        assert!(missing.unwrap_err().to_string().contains("no cuInit_v9"));
+    }
+}

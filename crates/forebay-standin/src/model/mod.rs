@@ -1,0 +1,225 @@
+//! What the stand-in knows: one [`Model`] behind one lock, and how a call comes to it.
+//!
+//! Nothing here is called with the lock held by the threads of streams while they run a task.
+
+pub(crate) mod clock;
+pub(crate) mod code;
+pub(crate) mod file;
+pub(crate) mod journal;
+pub(crate) mod memory;
+pub(crate) mod queue;
+pub(crate) mod settings;
+pub(crate) mod stream;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use self::clock::Order;
+use self::file::Files;
+use self::journal::Journal;
+use self::memory::Memory;
+use self::settings::Settings;
+use self::stream::{Event, Stream};
+
+/// What a function of the driver gives: nothing, or a code that isn't 0.
+pub(crate) type Outcome<T = ()> = Result<T, i32>;
+
+/// What must be there for a function to work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    Driver,
+    Context,
+}
+
+/// A device's primary context.
+#[derive(Default)]
+pub(crate) struct Context {
+    pub(crate) retained: u32,
+}
+
+/// Everything. See the [module documentation](self).
+pub(crate) struct Model {
+    pub(crate) settings: Settings,
+    /// The process that called `cuInit`, if any did.
+    pub(crate) process: Option<u32>,
+    /// By device.
+    pub(crate) contexts: BTreeMap<i32, Context>,
+    pub(crate) streams: BTreeMap<usize, Stream>,
+    pub(crate) events: BTreeMap<usize, Event>,
+    pub(crate) memory: Memory,
+    pub(crate) order: Order,
+    pub(crate) journal: Journal,
+    pub(crate) files: Files,
+    /// How often contexts broke: what was enqueued before never runs.
+    pub(crate) breaks: u64,
+    next_handle: usize,
+}
+
+static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(|| Mutex::new(Model::new()));
+
+thread_local! {
+    static CURRENT: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Handles of contexts: this, and the device's number times 16.
+const CONTEXT_BASE: usize = 0xC000_0000;
+/// Handles of everything else, counted up from here in steps of 16.
+const HANDLE_BASE: usize = 0xE000_0000;
+
+/// The handle of a device's context.
+pub(crate) fn context_handle(device: i32) -> usize {
+    CONTEXT_BASE + 16 * usize::try_from(device).unwrap_or(0)
+}
+
+/// The model, locked.
+pub(crate) fn model() -> MutexGuard<'static, Model> {
+    MODEL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a function of the driver: counts it, fails it if that is planned, checks what it needs.
+pub(crate) fn call<T>(
+    symbol: &'static str,
+    needs: Needs,
+    body: impl FnOnce(&mut Model) -> Outcome<T>,
+) -> Outcome<T> {
+    let mut model = model();
+    let number = model.journal.count(symbol);
+    if IN_HOST_FUNCTION.get() {
+        model.journal.violation(format!("{symbol} is called from a host function"));
+        return Err(code::NOT_PERMITTED);
+    }
+    if let Some(code) = model.settings.planned_failure(symbol, number) {
+        return Err(code);
+    }
+    if needs != Needs::Nothing && model.process != Some(std::process::id()) {
+        return Err(code::NOT_INITIALIZED);
+    }
+    if needs == Needs::Context {
+        current()?;
+        if let Some(code) = model.settings.broken {
+            return Err(code);
+        }
+    }
+    body(&mut model)
+}
+
+/// The code of an outcome.
+pub(crate) fn status(outcome: Outcome) -> i32 {
+    outcome.err().unwrap_or(code::SUCCESS)
+}
+
+/// The device whose context is current on this thread.
+pub(crate) fn current() -> Outcome<i32> {
+    CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(code::INVALID_CONTEXT)
+}
+
+pub(crate) fn push_current(device: i32) {
+    CURRENT.with_borrow_mut(|stack| stack.push(device));
+}
+
+pub(crate) fn pop_current() -> Outcome<i32> {
+    CURRENT.with_borrow_mut(Vec::pop).ok_or(code::INVALID_CONTEXT)
+}
+
+/// Calls a host function, from which the driver must not be called.
+pub(crate) fn in_host_function(run: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    run();
+    IN_HOST_FUNCTION.set(false);
+}
+
+impl Model {
+    fn new() -> Self {
+        let mut settings = Settings::default();
+        let mut journal = Journal::default();
+        if let Some(text) = std::env::var_os("FOREBAY_STANDIN")
+            && let Err(error) = settings.read(&text.to_string_lossy())
+        {
+            journal.violation(format!("FOREBAY_STANDIN: {error}"));
+        }
+        Self {
+            settings,
+            process: None,
+            contexts: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            memory: Memory::default(),
+            order: Order::default(),
+            journal,
+            files: Files::default(),
+            breaks: 0,
+            next_handle: HANDLE_BASE,
+        }
+    }
+
+    pub(crate) fn new_handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+
+    /// The device of a context's handle, if that is retained.
+    pub(crate) fn device_of(&self, handle: usize) -> Outcome<i32> {
+        let device = handle
+            .checked_sub(CONTEXT_BASE)
+            .filter(|offset| offset % 16 == 0)
+            .and_then(|offset| i32::try_from(offset / 16).ok());
+        let retained = |device: &i32| self.contexts.get(device).is_some_and(|it| it.retained > 0);
+        device.filter(retained).ok_or(code::INVALID_CONTEXT)
+    }
+
+    pub(crate) fn check_device(&self, device: i32) -> Outcome {
+        if (0..self.settings.devices).contains(&device) {
+            Ok(())
+        } else {
+            Err(code::INVALID_DEVICE)
+        }
+    }
+
+    /// Reads settings. When contexts break, nothing that is enqueued runs any more.
+    pub(crate) fn configure(&mut self, text: &str) -> Result<(), String> {
+        let was_broken = self.settings.broken.is_some();
+        self.settings.read(text)?;
+        if self.settings.broken.is_some() && !was_broken {
+            self.breaks += 1;
+            self.order.forget();
+        }
+        Ok(())
+    }
+
+    /// One more or one fewer holds the context of a device.
+    pub(crate) fn retain(&mut self, device: i32) -> Outcome<usize> {
+        self.check_device(device)?;
+        self.contexts.entry(device).or_default().retained += 1;
+        Ok(context_handle(device))
+    }
+
+    pub(crate) fn release(&mut self, device: i32) -> Outcome {
+        let context = self.contexts.entry(device).or_default();
+        context.retained = context.retained.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
+        let is_last = context.retained == 0;
+        let streams = self.streams.values().filter(|stream| stream.is_made_for(device)).count();
+        if is_last && streams > 0 {
+            let text = format!("the context of device {device} goes before {streams} streams");
+            self.journal.violation(text);
+        }
+        Ok(())
+    }
+
+    /// What is there, in words, for tests that look for leaks.
+    pub(crate) fn census(&self) -> String {
+        let streams = self.streams.values().filter(|stream| stream.is_made()).count();
+        let contexts: u32 = self.contexts.values().map(|context| context.retained).sum();
+        format!(
+            "contexts={contexts} streams={streams} events={} allocations={} registrations={} \
+             handles={} buffers={}",
+            self.events.len(),
+            self.memory.allocation_count(),
+            self.memory.registration_count(),
+            self.files.handle_count(),
+            self.files.buffer_count(),
+        )
+    }
+}
