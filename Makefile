@@ -96,6 +96,6 @@ $(VENV)/.deepspeed-requirements: $(VENV)/.test-requirements requirements/deepspe
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -r requirements/deepspeed.txt
 	touch $@
 
-$(VENV)/.check-requirements: $(VENV)/.made requirements/check.txt
+$(VENV)/.check-requirements: $(VENV)/.made requirements/check.txt requirements/test.txt
 	$(PIP) install -r requirements/check.txt
 	touch $@
