@@ -48,7 +48,7 @@ def load(
     verify: bool = True,
 ) -> dict[str, np.ndarray[Any, Any]]:
     source = _forebay.TensorSource(path)
-    buffers, tensors = _forebay.load_tensors(handle._core, source, names, verify, None)
+    buffers, tensors = _forebay.load_tensors(handle._core, source, names, verify, None, True)
     arrays = [np.asarray(buffer) for buffer in buffers]
     return {
         name: arrays[region][offset : offset + shape[0]]
@@ -262,7 +262,7 @@ def test_an_interrupt_ends_a_call_and_the_next_one_works(tmp_path: Path, call: s
         def run(handle):
             core = handle._core
             if {call!r} == "load":
-                _forebay.load_tensors(core, source, None, True, None)
+                _forebay.load_tensors(core, source, None, True, None, True)
             elif {call!r} == "stream":
                 next(_forebay.TensorStream(core, source, None, 128 << 20, True, None))
             elif {call!r} == "verify":
