@@ -33,7 +33,8 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
     device : str or int
         Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU.
     backend : {"mmap", "pread"}
-        Accepted for the sake of ``safetensors``; files are read with Forebay's engine either way.
+        Whether tensors that are in the page cache are mapped from there, or always read: see
+        ``load_file``.
     verify : bool
         Check the checksums of whole tensors, where the file has them. Slices can't be checked.
     handle : Handle, optional
