@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.checkpoint.arrays import Plain
+from forebay.checkpoint.arrays import Plain, shares_elements
 from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
 from forebay.torch import tensor_of
 
@@ -91,9 +91,10 @@ class TorchState:
 
     def refuse_target(self, tensor: torch.Tensor) -> None:
         """Raise an error if a tensor's elements share memory, so that they can't be filled."""
-        strides = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(extent > 1 and stride == 0 for extent, stride in strides):
-            raise InvalidBufferError("the tensor to load into is expanded: its elements are one")
+        if shares_elements(tensor.shape, tensor.stride(), 1):
+            raise InvalidBufferError(
+                "elements of the tensor to load into share memory, as of an expanded one"
+            )
 
     def fill(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """Copy values to a tensor, on any device."""
