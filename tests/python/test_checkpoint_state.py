@@ -19,6 +19,7 @@ from safetensors.numpy import load_file as reference_load_numpy
 from safetensors.torch import load_file as reference_load
 
 from forebay.checkpoint import Checkpointer
+from forebay.checkpoint.arrays import Plain, framework_named
 from forebay.checkpoint.decode import decode
 from forebay.checkpoint.encode import encode
 from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
@@ -524,6 +525,19 @@ def test_a_type_that_files_lack_is_not_cast_to_another(
         checkpointer.load(into=[first, target])
     assert bits(target) == before
     assert not first.any()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["complex128", "float32", "quint8", "<c16", "|O", "i4,i4", "(1,)i8"]
+)
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_a_tensor_of_bytes_that_are_no_items_of_its_type_is_refused(
+    framework: str, dtype: str
+) -> None:
+    memory = np.zeros(32, np.uint8)
+    for plain in [Plain("U8", (2, 9), dtype), Plain("F64", (4,), dtype), Plain("U8", (), dtype)]:
+        with pytest.raises((MismatchError, InvalidInputError), match=r"type|of |objects"):
+            framework_named(framework).build(memory, plain)
 
 
 def test_complex_numbers_fill_tensors_of_the_other_framework(checkpointer: Checkpointer) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Framework", "Plain", "framework_named", "framework_of", "shares_elements"]
+__all__ = ["Framework", "Plain", "framework_named", "framework_of", "shape_of", "shares_elements"]
 
 
 class Plain(NamedTuple):
@@ -144,7 +144,9 @@ class NumpyState:
         from forebay.memory import parse_dtype
 
         dtype = parse_dtype(plain.own_dtype or _name_of(_NUMPY_NAMES, plain.dtype, "numpy"))
-        shape = plain.shape if plain.own_dtype is None else plain.shape[:-1]
+        if dtype.fields is not None or dtype.subdtype is not None:
+            raise MismatchError(f"the checkpoint has a tensor of {plain.own_dtype!r}, not of items")
+        shape = shape_of(plain, dtype.itemsize)
         if dtype.itemsize == 0:
             return np.empty(shape, dtype)
         if memory.size and memory.ctypes.data % dtype.alignment:
@@ -161,6 +163,31 @@ class NumpyState:
     def fill(self, tensor: Any, source: Any) -> None:
         """Copy values to an array."""
         tensor[...] = source
+
+
+def shape_of(plain: Plain, width: int) -> tuple[int, ...]:
+    """Return the shape of a tensor in a checkpoint, as its framework has it.
+
+    Parameters
+    ----------
+    plain : Plain
+        What the checkpoint says of it.
+    width : int
+        Bytes of an item of the framework's type.
+
+    Raises
+    ------
+    MismatchError
+        Its bytes aren't items of that type.
+    """
+    if plain.own_dtype is None:
+        return plain.shape
+    if plain.dtype != "U8" or plain.shape[-1:] != (width,):
+        raise MismatchError(
+            f"the checkpoint has a tensor of {plain.dtype} and shape {plain.shape} that can't be "
+            f"of {plain.own_dtype!r}, whose items take {width} bytes"
+        )
+    return plain.shape[:-1]
 
 
 def shares_elements(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:

@@ -84,8 +84,10 @@ class _Decoder:
         if tag == "$tuple" and len(node) == 1 and isinstance(node[tag], list):
             return tuple([self.value(item, (*path, index)) for index, item in enumerate(node[tag])])
         if tag == "$tensor":
-            place = Place(path, str(node[tag]), str(node["of"]), node.get("dtype"))
-            return self._tensor(place)
+            own_dtype = node.get("dtype")
+            if not isinstance(own_dtype, str | None):
+                raise MismatchError(f"{show_path(path)} of the checkpoint is damaged")
+            return self._tensor(Place(path, str(node[tag]), str(node["of"]), own_dtype))
         if len(node) != 1:
             raise MismatchError(f"{show_path(path)} of the checkpoint is damaged")
         return self._tagged(tag, node[tag], path)
