@@ -202,6 +202,17 @@ def test_what_is_no_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
         checkpointer.load(6)
 
 
+def test_the_newest_checkpoint_without_its_manifest_is_not_passed_over(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, budget="64MiB") as checkpointer:
+        checkpointer.save(1, {"n": 1})
+        checkpointer.save(2, {"n": 2})
+        (tmp_path / "step-00000002" / "manifest.json").unlink()
+        for read in (checkpointer.load, checkpointer.verify):
+            with pytest.raises(FileMissingError, match=r"step-00000002/manifest\.json"):
+                read()
+        assert checkpointer.load(1) == {"n": 1}
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "step-00000099\n", "../etc\n", "x" * 10_000])
 def test_without_a_valid_latest_the_highest_step_is_the_newest(
     checkpointer: Checkpointer, text: str

@@ -25,6 +25,7 @@ from conftest import ROOT, descriptor_count, run_python
 from forebay.checkpoint import Checkpointer
 from forebay.errors import (
     ClosedError,
+    FileMissingError,
     ForebayWarning,
     InvalidInputError,
     SystemCallError,
@@ -458,6 +459,76 @@ def test_eight_processes_save_into_one_new_directory_at_once(tmp_path: Path) -> 
             shared = checkpointer.load(step)["shared"]
             assert (shared == shared[0]).all()
         assert checkpointer.latest() in checkpointer.steps()
+
+
+@pytest.mark.parametrize("policy", ["skip", "error"])
+def test_a_save_that_waits_is_never_skipped_or_refused(tmp_path: Path, policy: Any) -> None:
+    with Checkpointer(
+        tmp_path, None, "none", budget=BUDGET, on_busy=policy, in_flight=1
+    ) as checkpointer:
+        together = threading.Barrier(4)
+        errors = []
+
+        def save(rank: int) -> None:
+            try:
+                for step in range(10):
+                    together.wait(60)
+                    checkpointer.save(rank * 10 + step, {"x": np.full(200_000, rank)})
+            except Exception as error:
+                errors.append(error)
+                together.abort()
+
+        threads = [threading.Thread(target=save, args=(rank,)) for rank in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert checkpointer.steps() == list(range(40))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("again", [True, False], ids=["replaced", "removed"])
+def test_a_load_meets_no_checkpoint_that_goes_meanwhile(
+    tmp_path: Path, verify: bool, again: bool
+) -> None:
+    def state(number: int) -> Any:
+        return [number, *(np.full(8192, number) for _ in range(8))]
+
+    options: Any = {"keep": 1, "durability": "none", "budget": BUDGET, "shard_size": "64KiB"}
+    with (
+        Checkpointer(tmp_path, **options) as saver,
+        Checkpointer(tmp_path, verify=verify, **options) as reader,
+    ):
+        saver.save(0, state(0))
+        real = reader._core
+        number = 0
+
+        class Core:
+            """Saves the next checkpoint as soon as one is open, a few times."""
+
+            def open(self, step: int | None, verify: bool) -> Any:
+                nonlocal number
+                opened = real.open(step, verify)
+                if number < 3:
+                    number += 1
+                    saver.save(0 if again else number, state(number))
+                return opened
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        reader._core = Core()  # type: ignore[assignment]
+        first, *others = reader.load()
+        assert first == 3
+        assert all((other == 3).all() for other in others)
+        number = 0
+        reader.verify()
+        number = 0
+        if not again:
+            with pytest.raises(FileMissingError, match="there is no checkpoint of step 3"):
+                reader.load(3)
+        reader._core = real
 
 
 def test_threads_of_one_process_save_with_one_checkpointer(tmp_path: Path) -> None:

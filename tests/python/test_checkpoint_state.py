@@ -19,6 +19,7 @@ from safetensors.numpy import load_file as reference_load_numpy
 from safetensors.torch import load_file as reference_load
 
 from forebay.checkpoint import Checkpointer
+from forebay.checkpoint.arrays import Plain, framework_named
 from forebay.checkpoint.decode import decode
 from forebay.checkpoint.encode import encode
 from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
@@ -476,6 +477,102 @@ def test_a_state_that_cannot_be_filled_is_left_as_it_is(
     with pytest.raises(InvalidBufferError, match=rf"state\['b'\].*{said}"):
         checkpointer.load(into={"a": first, "b": target})
     assert first.sum() == 0
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_a_tensor_whose_elements_overlap_is_not_filled(
+    checkpointer: Checkpointer, framework: str
+) -> None:
+    values = np.arange(6.0).reshape(3, 2)
+    memory = np.zeros(12)
+
+    def target(*strides: int) -> Any:
+        if framework == "torch":
+            return torch.from_numpy(memory).as_strided((3, 2), strides)
+        bytes_of = [8 * stride for stride in strides]
+        return np.lib.stride_tricks.as_strided(memory, (3, 2), bytes_of)
+
+    checkpointer.save(1, [torch.from_numpy(values) if framework == "torch" else values])
+    for strides in [(1, 1), (1, 2), (0, 1)]:
+        with pytest.raises(InvalidBufferError, match="share memory"):
+            checkpointer.load(into=[target(*strides)])
+        assert not memory.any()
+    # Elements in each other's gaps are elements apart.
+    for strides in [(2, 1), (1, 3), (2, 3), (4, 1)]:
+        into = [target(*strides)]
+        checkpointer.load(into=into)
+        assert into[0].tolist() == values.tolist()
+        memory[:] = 0
+
+
+@pytest.mark.parametrize(
+    ("saved", "target"),
+    [
+        (np.array([1.5, 2.5], ">f8"), np.zeros(2, ">i8")),
+        (np.array([3], "<M8[ns]"), np.zeros(1, "<M8[s]")),
+        (np.zeros((3, 16), np.uint8), torch.ones(3, dtype=torch.complex128)),
+        (np.ones(3, np.longdouble), torch.ones(3, dtype=torch.complex128)),
+    ],
+    ids=["float to integer", "units", "bytes to items", "frameworks"],
+)
+def test_a_type_that_files_lack_is_not_cast_to_another(
+    checkpointer: Checkpointer, saved: Any, target: Any
+) -> None:
+    checkpointer.save(1, [np.ones(2), saved])
+    before = bits(target)
+    first = np.zeros(2)
+    with pytest.raises(InvalidBufferError, match=r"state\[1\] has shape"):
+        checkpointer.load(into=[first, target])
+    assert bits(target) == before
+    assert not first.any()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["complex128", "float32", "quint8", "<c16", "|O", "i4,i4", "(1,)i8"]
+)
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_a_tensor_of_bytes_that_are_no_items_of_its_type_is_refused(
+    framework: str, dtype: str
+) -> None:
+    memory = np.zeros(32, np.uint8)
+    for plain in [Plain("U8", (2, 9), dtype), Plain("F64", (4,), dtype), Plain("U8", (), dtype)]:
+        with pytest.raises((MismatchError, InvalidInputError), match=r"type|of |objects"):
+            framework_named(framework).build(memory, plain)
+
+
+def test_complex_numbers_fill_tensors_of_the_other_framework(checkpointer: Checkpointer) -> None:
+    values = np.arange(3) * (1 + 2j)
+    checkpointer.save(1, [values, torch.from_numpy(values)])
+    into = [torch.zeros(3, dtype=torch.complex128), np.zeros(3, np.complex128)]
+    checkpointer.load(into=into)
+    assert into[0].tolist() == values.tolist()
+    assert into[1].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: (inner,), lambda inner: [inner]])
+def test_what_is_nested_too_deeply_to_be_loaded_is_not_saved(wrap: Any) -> None:
+    state: Any = 1
+    depth = 0
+    with pytest.raises(InvalidInputError, match="nested too deeply to be saved"):  # noqa: PT012
+        while depth < 10_000:
+            state = wrap(state)
+            encoded = encode(state, allow_pickle=False)
+            back = decode(encoded.rest, lambda _: None, allow_pickle=False)
+            depth += 1
+    assert depth > 100
+    for _ in range(depth):
+        (back,) = back
+    assert back == 1
+
+
+def test_two_surrogates_in_a_row_stay_two(checkpointer: Checkpointer) -> None:
+    state = {"\ud83d\ude00": "\ud83d\ude00", "\U0001f600": "\U0001f600", "\ude00": "\ude00\ud83d"}
+    assert round_trip(checkpointer, state) == state
+
+
+def test_items_without_bytes_come_back(checkpointer: Checkpointer) -> None:
+    (back,) = round_trip(checkpointer, [np.empty((2, 3), "V0")])
+    assert (back.shape, back.dtype) == ((2, 3), np.dtype("V0"))
 
 
 def test_a_tensor_to_fill_that_the_checkpoint_lacks_is_named(checkpointer: Checkpointer) -> None:

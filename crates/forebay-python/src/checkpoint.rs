@@ -238,6 +238,11 @@ impl CheckpointReader {
         self.core.manifest().shard_bytes()
     }
 
+    /// Whether nobody has removed or replaced it since it was opened.
+    fn is_current(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.core.is_current())
+    }
+
     /// A shard's file in pinned memory. An interrupt ends it.
     fn load_shard(&self, py: Python<'_>, index: usize) -> PyResult<PinnedBuffer> {
         let load = |stop: &Stop| self.core.load_shard(self.of.handle(), index, stop);

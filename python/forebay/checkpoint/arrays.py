@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     import numpy as np
 
-__all__ = ["Framework", "Plain", "framework_named", "framework_of"]
+__all__ = ["Framework", "Plain", "framework_named", "framework_of", "shape_of", "shares_elements"]
 
 
 class Plain(NamedTuple):
@@ -139,22 +139,86 @@ class NumpyState:
 
     def build(self, memory: np.ndarray[Any, Any], plain: Plain) -> Any:
         """Return an array over bytes."""
+        import numpy as np
+
         from forebay.memory import parse_dtype
 
         dtype = parse_dtype(plain.own_dtype or _name_of(_NUMPY_NAMES, plain.dtype, "numpy"))
-        shape = plain.shape if plain.own_dtype is None else plain.shape[:-1]
+        if dtype.fields is not None or dtype.subdtype is not None:
+            raise MismatchError(f"the checkpoint has a tensor of {plain.own_dtype!r}, not of items")
+        shape = shape_of(plain, dtype.itemsize)
+        if dtype.itemsize == 0:
+            return np.empty(shape, dtype)
         if memory.size and memory.ctypes.data % dtype.alignment:
             memory = memory.copy()
         return memory.view(dtype).reshape(shape)
 
     def refuse_target(self, tensor: Any) -> None:
-        """Raise an error if an array is read-only."""
+        """Raise an error if an array is read-only, or its elements share memory."""
         if not tensor.flags.writeable:
             raise InvalidBufferError("the array to load into is read-only")
+        if shares_elements(tensor.shape, tensor.strides, tensor.itemsize):
+            raise InvalidBufferError("elements of the array to load into share memory")
 
     def fill(self, tensor: Any, source: Any) -> None:
         """Copy values to an array."""
         tensor[...] = source
+
+
+def shape_of(plain: Plain, width: int) -> tuple[int, ...]:
+    """Return the shape of a tensor in a checkpoint, as its framework has it.
+
+    Parameters
+    ----------
+    plain : Plain
+        What the checkpoint says of it.
+    width : int
+        Bytes of an item of the framework's type.
+
+    Raises
+    ------
+    MismatchError
+        Its bytes aren't items of that type.
+    """
+    if plain.own_dtype is None:
+        return plain.shape
+    if plain.dtype != "U8" or plain.shape[-1:] != (width,):
+        raise MismatchError(
+            f"the checkpoint has a tensor of {plain.dtype} and shape {plain.shape} that can't be "
+            f"of {plain.own_dtype!r}, whose items take {width} bytes"
+        )
+    return plain.shape[:-1]
+
+
+def shares_elements(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:
+    """Return whether elements of a layout overlap.
+
+    Parameters
+    ----------
+    shape, strides : sequence of int
+        The layout.
+    width : int
+        What an element takes, in the unit of the strides.
+    """
+    if 0 in shape or width == 0:
+        return False
+    axes = sorted((abs(stride), size) for size, stride in zip(shape, strides, strict=True))
+    reach = width
+    for stride, size in axes:
+        if size > 1 and stride < reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    if any(size > 1 and stride == 0 for stride, size in axes):
+        return True
+    # Rows can still lie between each other's elements.
+    import numpy as np
+
+    offsets = np.zeros(1, np.int64)
+    for stride, size in axes:
+        offsets = (offsets[:, None] + np.arange(size) * stride).reshape(-1)
+    return bool((np.diff(np.sort(offsets)) < width).any())
 
 
 def _name_of(names: dict[str, str], dtype: str, framework: str) -> str:

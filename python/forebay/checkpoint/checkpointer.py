@@ -13,18 +13,31 @@ from forebay._endings import handles, report_unraisable
 from forebay.checkpoint.encode import encode
 from forebay.checkpoint.load import load
 from forebay.checkpoint.saving import SaveOperation
-from forebay.errors import ClosedError, ForebayError, ForebayWarning, InvalidInputError
+from forebay.errors import (
+    ClosedError,
+    FileMissingError,
+    ForebayError,
+    ForebayWarning,
+    InvalidInputError,
+    MismatchError,
+    ShortFileError,
+)
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
+    from forebay._forebay import CheckpointReader
     from forebay.handle import Durability
 
 __all__ = ["Checkpointer"]
 
 _STEP_END = 1 << 63
+
+_ATTEMPTS_MAX = 16
+"""Attempts at reading a checkpoint that other processes replace or remove meanwhile."""
 
 _logger = logging.getLogger("forebay")
 
@@ -204,7 +217,7 @@ class Checkpointer:
         self._refuse_closed()
         number = None if step is None else self._begin(step)
         self._core.wait_idle()
-        return load(self._core.open(number, self._verify), into, self._allow_pickle)
+        return self._read(number, self._verify, lambda reader: self._load(reader, into))
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare everything of a checkpoint with its checksums, within a few MiB of memory.
@@ -222,9 +235,28 @@ class Checkpointer:
         self._refuse_closed()
         number = None if step is None else self._begin(step)
         self._core.wait_idle()
-        reader = self._core.open(number, verify=True)
-        for index in range(reader.shard_count):
-            reader.verify_shard(index)
+        self._read(number, True, _verify)
+
+    def _load(self, reader: CheckpointReader, into: Any) -> Any:
+        return load(reader, into, self._allow_pickle)
+
+    def _read(self, step: int | None, verify: bool, read: Callable[[CheckpointReader], Any]) -> Any:
+        """Read a checkpoint; again if another process has replaced or removed it meanwhile."""
+        for _ in range(_ATTEMPTS_MAX):
+            reader = self._core.open(step, verify)
+            try:
+                found = read(reader)
+            except (FileMissingError, MismatchError, ShortFileError):
+                if reader.is_current():
+                    raise
+                continue
+            # Without checksums, shards of two checkpoints look like those of one.
+            if verify or reader.is_current():
+                return found
+        raise MismatchError(
+            f"the checkpoint of step {reader.step} was replaced or removed each time while it was "
+            "read: keep more of them, or load a step that isn't saved again"
+        )
 
     def latest(self) -> int | None:
         """Return the step that was saved last; ``None`` if there is no checkpoint.
@@ -334,6 +366,11 @@ class Checkpointer:
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
         return f"<forebay.checkpoint.Checkpointer of {self.directory}{state}>"
+
+
+def _verify(reader: CheckpointReader) -> None:
+    for index in range(reader.shard_count):
+        reader.verify_shard(index)
 
 
 def _count(value: SupportsIndex, name: str) -> int:

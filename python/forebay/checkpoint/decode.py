@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.checkpoint.arrays import framework_of
-from forebay.checkpoint.encode import show_path
+from forebay.checkpoint.encode import TEXT_CODEC, show_path
 from forebay.errors import InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
@@ -80,16 +80,19 @@ class _Decoder:
         tag = next((key for key in node if key.startswith("$")), None)
         if tag is None:
             return {key: self.value(item, (*path, key)) for key, item in node.items()}
+        # Here, not with the others: what could be saved is nested no deeper than can be loaded.
+        if tag == "$tuple" and len(node) == 1 and isinstance(node[tag], list):
+            return tuple([self.value(item, (*path, index)) for index, item in enumerate(node[tag])])
         if tag == "$tensor":
-            place = Place(path, str(node[tag]), str(node["of"]), node.get("dtype"))
-            return self._tensor(place)
+            own_dtype = node.get("dtype")
+            if not isinstance(own_dtype, str | None):
+                raise MismatchError(f"{show_path(path)} of the checkpoint is damaged")
+            return self._tensor(Place(path, str(node[tag]), str(node["of"]), own_dtype))
         if len(node) != 1:
             raise MismatchError(f"{show_path(path)} of the checkpoint is damaged")
         return self._tagged(tag, node[tag], path)
 
     def _tagged(self, tag: str, content: Any, path: tuple[Any, ...]) -> Any:
-        if tag == "$tuple":
-            return tuple(self.value(content, path))
         if tag in {"$dict", "$counter"}:
             pairs = [(self.value(pair[0], path), pair[1]) for pair in content]
             items = {key: self.value(item, (*path, key)) for key, item in pairs}
@@ -134,6 +137,7 @@ def _scalar(content: Any) -> Any:
 
 
 _MAKERS: dict[str, Callable[[Any], Any]] = {
+    "$text": lambda content: base64.b64decode(content, validate=True).decode(*TEXT_CODEC),
     "$int": lambda content: int(content, 16),
     "$float": _float,
     "$complex": _complex,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
 
-__all__ = ["Encoded", "encode", "show_path"]
+__all__ = ["TEXT_CODEC", "Encoded", "encode", "show_path"]
+
+TEXT_CODEC = ("utf-8", "surrogatepass")
+"""How text is written that JSON would change."""
+
+_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+"""Two characters that JSON reads as one."""
 
 _PLAIN_INT_BITS = 1024
 """Longer numbers are written in hexadecimal: Python limits the decimal digits that it reads."""
@@ -105,7 +112,7 @@ class _Encoder:
             self._open.discard(id(value))
 
     def _mapping(self, value: dict[Any, Any], path: tuple[Any, ...]) -> Any:
-        is_plain = all(type(key) is str and not key.startswith("$") for key in value)
+        is_plain = all(type(key) is str and _is_plain_key(key) for key in value)
         if is_plain and type(value) is not Counter:
             return {key: self.node(item, (*path, key)) for key, item in value.items()}
         pairs = [
@@ -173,6 +180,16 @@ def _base64(value: bytes | bytearray) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
+def _is_plain_key(key: str) -> bool:
+    return not key.startswith("$") and _SURROGATE_PAIR.search(key) is None
+
+
+def _text(value: str) -> Any:
+    if _SURROGATE_PAIR.search(value) is None:
+        return value
+    return {"$text": _base64(value.encode(*TEXT_CODEC))}
+
+
 def _int(value: int) -> Any:
     return value if value.bit_length() <= _PLAIN_INT_BITS else {"$int": hex(value)}
 
@@ -188,7 +205,7 @@ def _itself(value: Any) -> Any:
 _ATOMS: dict[type, Callable[[Any], Any]] = {
     type(None): _itself,
     bool: _itself,
-    str: _itself,
+    str: _text,
     int: _int,
     float: _float,
     complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},

@@ -77,10 +77,11 @@ class _Loader:
             except InvalidInputError as error:
                 raise InvalidBufferError(f"{where}: {error}") from None
             found = self._plain(place)
-            if wanted[:2] != found[:2]:
+            if (*wanted[:2], _own_name(wanted)) != (*found[:2], _own_name(found)):
                 raise InvalidBufferError(
-                    f"{where} has shape {wanted.shape} and type {wanted.dtype}, in the checkpoint "
-                    f"of step {self._reader.step} it has {found.shape} and {found.dtype}"
+                    f"{where} has shape {_shape(wanted)} and type {_type(wanted)}, in the "
+                    f"checkpoint of step {self._reader.step} it has {_shape(found)} and "
+                    f"{_type(found)}"
                 )
         self._targets = targets
 
@@ -101,7 +102,8 @@ class _Loader:
                     continue
                 filler = framework_of(target)
                 if filler is not None:
-                    filler.fill(target, filler.build(memory, self._plain(place)))
+                    # What files don't have may have another name here.
+                    filler.fill(target, filler.build(memory, filler.plain(target)))
 
     def tensor(self, place: Place) -> Any:
         """Return what has come to a place."""
@@ -111,3 +113,20 @@ class _Loader:
     def _plain(self, place: Place) -> Plain:
         _, _, dtype, shape, _, _ = self._entries[place.name]
         return Plain(dtype, tuple(shape), place.own_dtype)
+
+
+_NUMPY_NAMES = {"complex128": "<c16"}
+"""What numpy calls types of torch that files don't have."""
+
+
+def _own_name(plain: Plain) -> str | None:
+    own = plain.own_dtype
+    return None if own is None else _NUMPY_NAMES.get(own, own)
+
+
+def _type(plain: Plain) -> str:
+    return plain.dtype if plain.own_dtype is None else plain.own_dtype
+
+
+def _shape(plain: Plain) -> tuple[int, ...]:
+    return plain.shape if plain.own_dtype is None else plain.shape[:-1]

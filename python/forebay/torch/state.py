@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.checkpoint.arrays import Plain
+from forebay.checkpoint.arrays import Plain, shape_of, shares_elements
 from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
 from forebay.torch import tensor_of
 
@@ -80,20 +80,21 @@ class TorchState:
     def build(self, memory: np.ndarray[Any, Any], plain: Plain) -> torch.Tensor:
         """Return a tensor over bytes."""
         dtype = getattr(torch, plain.own_dtype or _NAMES.get(plain.dtype, ""), None)
-        if not isinstance(dtype, torch.dtype):
+        if not isinstance(dtype, torch.dtype) or str(dtype).startswith("torch.q"):
             raise MismatchError(
                 f"torch has no type for tensors of {plain.own_dtype or plain.dtype}"
             )
-        shape = plain.shape if plain.own_dtype is None else plain.shape[:-1]
+        shape = shape_of(plain, dtype.itemsize)
         if memory.size and memory.ctypes.data % dtype.itemsize:
             memory = memory.copy()
         return tensor_of(memory, dtype, shape)
 
     def refuse_target(self, tensor: torch.Tensor) -> None:
         """Raise an error if a tensor's elements share memory, so that they can't be filled."""
-        strides = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(extent > 1 and stride == 0 for extent, stride in strides):
-            raise InvalidBufferError("the tensor to load into is expanded: its elements are one")
+        if shares_elements(tensor.shape, tensor.stride(), 1):
+            raise InvalidBufferError(
+                "elements of the tensor to load into share memory, as of an expanded one"
+            )
 
     def fill(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """Copy values to a tensor, on any device."""

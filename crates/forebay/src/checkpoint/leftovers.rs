@@ -165,7 +165,7 @@ fn ignore_missing(done: io::Result<()>) -> io::Result<()> {
 }
 
 /// Whether a path names the open file.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
     let key = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     match (file.metadata(), fs::metadata(path)) {
         (Ok(open), Ok(named)) => key(open) == key(named),

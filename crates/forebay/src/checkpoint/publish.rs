@@ -172,6 +172,20 @@ pub(super) fn newest(directory: &Path) -> Result<Option<u64>> {
     Ok(latest.or(steps.last().copied()))
 }
 
+/// The step to load where none is given: the newest; also if `latest` names one that has lost its
+/// manifest, so that this is noticed.
+///
+/// # Errors
+///
+/// The directory can't be listed.
+pub(super) fn to_load(directory: &Path) -> Result<Option<u64>> {
+    let named = latest_file(directory);
+    match named.filter(|&step| directory.join(step_directory(step)).is_dir()) {
+        Some(step) => Ok(Some(step)),
+        None => newest(directory),
+    }
+}
+
 /// What the file `latest` names.
 fn latest_file(directory: &Path) -> Option<u64> {
     let path = directory.join(LATEST_FILE);

@@ -14,15 +14,16 @@ use forebay_io::memory::ALIGNMENT_DEFAULT;
 use forebay_io::{Error, ErrorKind, Handle, Pool, PoolBuffer, Result};
 
 use super::checksum::{PIECE_BYTES, PIECE_LENGTH, in_memory, piece_count};
+use super::leftovers::is_at;
 use super::manifest::{MANIFEST_BYTES_MAX, Manifest, TensorEntry};
 use super::name::{MANIFEST_FILE, STATE_FILE, STEP_MAX, shard_file, step_directory};
-use super::publish::{newest, steps};
+use super::publish::{steps, to_load};
 use crate::safetensors::{Stop, crc32c, crc32c_combine};
 
 /// Threads that read pieces and check them: each piece is several transfers, so few keep the queues
 /// full while one computes a checksum.
 const READERS: u64 = 4;
-/// Attempts at opening the newest checkpoint, which others can replace or remove meanwhile.
+/// Attempts at opening a checkpoint, which others can replace or remove meanwhile.
 const ATTEMPTS_MAX: usize = 16;
 /// Most tensors that one error names.
 const NAMED_MAX: usize = 3;
@@ -31,6 +32,8 @@ const NAMED_MAX: usize = 3;
 #[derive(Debug)]
 pub struct Reader {
     directory: PathBuf,
+    /// The directory itself, whatever has its name by now.
+    opened: File,
     manifest: Manifest,
     state: Vec<u8>,
     verify: bool,
@@ -50,26 +53,31 @@ impl Reader {
         loop {
             let chosen = match step {
                 Some(step) => step,
-                None => newest(directory)?.ok_or_else(|| absent(directory, None))?,
+                None => to_load(directory)?.ok_or_else(|| absent(directory, None))?,
             };
             attempt += 1;
-            match Self::open_step(directory, chosen, verify) {
+            let path = directory.join(step_directory(chosen));
+            let opened = File::open(&path).ok().filter(|_| chosen <= STEP_MAX && path.is_dir());
+            let Some(opened) = opened else {
+                // Somebody removed it since it was chosen.
+                if attempt < ATTEMPTS_MAX && step.is_none() && to_load(directory)? != Some(chosen) {
+                    continue;
+                }
+                return Err(absent(directory, Some(chosen)));
+            };
+            match Self::read(&path, chosen, verify) {
+                Ok((manifest, state)) => {
+                    return Ok(Self { directory: path, opened, manifest, state, verify });
+                }
                 // Somebody removed or replaced it while it was read.
-                Err(error)
-                    if error.os_code() == Some(super::code::ENOENT)
-                        && attempt < ATTEMPTS_MAX
-                        && step.is_none()
-                        && newest(directory)? != Some(chosen) => {}
-                opened => return opened,
+                Err(_) if attempt < ATTEMPTS_MAX && !is_at(&opened, &path) => {}
+                Err(error) => return Err(error),
             }
         }
     }
 
-    fn open_step(directory: &Path, step: u64, verify: bool) -> Result<Self> {
-        let path = directory.join(step_directory(step));
-        if step > STEP_MAX || !path.is_dir() {
-            return Err(absent(directory, Some(step)));
-        }
+    /// The manifest, and what isn't tensors; every file has its size.
+    fn read(path: &Path, step: u64, verify: bool) -> Result<(Manifest, Vec<u8>)> {
         let manifest_path = path.join(MANIFEST_FILE);
         let manifest = read_small(&manifest_path, MANIFEST_BYTES_MAX)
             .and_then(|bytes| Manifest::parse(&bytes))
@@ -89,7 +97,13 @@ impl Reader {
         for (index, shard) in manifest.shards.iter().enumerate() {
             check_size(&path.join(shard_file(index)), shard.bytes)?;
         }
-        Ok(Self { directory: path, manifest, state, verify })
+        Ok((manifest, state))
+    }
+
+    /// Whether it is still there: nobody has removed or replaced it since it was opened. What was
+    /// read of it before may be of two checkpoints otherwise.
+    pub fn is_current(&self) -> bool {
+        is_at(&self.opened, &self.directory)
     }
 
     /// Its description.

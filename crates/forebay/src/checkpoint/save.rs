@@ -47,7 +47,7 @@ pub enum Meanwhile {
     /// It goes on: it is kept for as short as can be. Nothing is written before the state has been
     /// captured, if that fits the budget, and memory for all of it is there the next time.
     GoesOn,
-    /// It waits: writing begins at once.
+    /// It waits: writing begins at once, after the saves before it, whatever the policy is.
     Waits,
 }
 
@@ -197,7 +197,12 @@ impl Checkpointer {
         check_lengths(&state)?;
         shared.queue.take_failure().map_or(Ok(()), Err)?;
         let job = Job::new(step, Instant::now());
-        if !shared.enter(&job, poll)? {
+        let on_busy = match meanwhile {
+            Meanwhile::GoesOn => shared.options.on_busy,
+            // Who waits for this save anyway waits for those before it.
+            Meanwhile::Waits => OnBusy::Wait,
+        };
+        if !shared.enter(&job, on_busy, poll)? {
             return Ok(None);
         }
         let obituary = Obituary(Arc::clone(shared), Arc::clone(&job));
@@ -313,7 +318,12 @@ impl Shared {
     }
 
     /// Gets a place among the saves under way, by the policy; `false` if there is none.
-    fn enter(&self, job: &Arc<Job>, poll: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
+    fn enter(
+        &self,
+        job: &Arc<Job>,
+        on_busy: OnBusy,
+        poll: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<bool> {
         let most = self.options.in_flight;
         loop {
             let busy = match self.queue.enter(job, most) {
@@ -321,10 +331,10 @@ impl Shared {
                 Entry::Soon => Vec::new(),
                 Entry::Busy(steps) => steps,
             };
-            if busy.is_empty() || self.options.on_busy == OnBusy::Wait {
+            if busy.is_empty() || on_busy == OnBusy::Wait {
                 self.queue.wait_below(most, SLICE);
                 poll()?;
-            } else if self.options.on_busy == OnBusy::Skip {
+            } else if on_busy == OnBusy::Skip {
                 return Ok(false);
             } else {
                 let steps: Vec<String> = busy.iter().map(u64::to_string).collect();
