@@ -193,8 +193,9 @@ class Checkpointer:
             Which; if not given, the one that was saved last.
         into : nested state, optional
             Tensors to fill, at the places where the checkpoint has tensors of the same shape and
-            type; what it has besides is loaded anew. Without it, the tensors of a file share
-            memory, which goes with the last of them.
+            type; what it has besides is loaded anew. Files are checked and taken one after the
+            other: where one is damaged, tensors of those before it have been filled. Without
+            ``into``, the tensors of a file share memory, which goes with the last of them.
 
         Returns
         -------
