@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use forebay::checkpoint::{self, CheckpointOptions, Checkpointer, Meanwhile, State};
 use forebay::io::{Handle, Options};
 use forebay::npy;
-use forebay::safetensors::{
-    Draft, Dtype, Header, SaveOptions, TensorData, TensorSpec, crc32c, save,
-};
+use forebay::safetensors::{Draft, Dtype, Header, SaveOptions, TensorData, TensorSpec, save};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -242,48 +241,31 @@ fn what_is_broken_is_named_and_ends_with_one() {
     assert_eq!(run(&["ls", "missing"], &directory).0, 2);
 }
 
-/// The manifest of a checkpoint with these shards, as `docs/format.md` has it.
-fn manifest(directory: &Path, shards: &[&str]) {
-    let listed = shards.iter().map(|shard| {
-        let bytes = fs::metadata(directory.join(shard)).unwrap().len();
-        serde_json::json!({ "file": shard, "bytes": bytes, "pieces": [] }).to_string()
-    });
-    let listed: Vec<String> = listed.collect();
-    let mut tensors = Vec::new();
-    for (index, shard) in shards.iter().enumerate() {
-        let header = Header::read(directory.join(shard)).unwrap();
-        tensors.extend(header.tensors().iter().map(|tensor| {
-            let checksum = format!("{:08x}", header.checksum(&tensor.name).unwrap());
-            let fields = serde_json::json!(
-                { "name": tensor.name, "shard": index, "crc32c": checksum }
-            );
-            fields.to_string()
-        }));
-    }
-    fs::write(directory.join("state.json"), "{}").unwrap();
-    let state =
-        format!("{{\"file\":\"state.json\",\"bytes\":2,\"crc32c\":\"{:08x}\"}}", crc32c(b"{}"));
-    let text = format!(
-        "{{\n\"format\": \"forebay-checkpoint\",\n\"version\": 1,\n\"step\": 42,\n\
-         \"piece_bytes\": 16777216,\n\"state\": {state},\n\"shards\": [\n{}],\n\
-         \"tensors\": [\n{}],\n\"crc32c\": \"",
-        listed.join(",\n"),
-        tensors.join(",\n")
-    );
-    let own = crc32c(format!("{text}00000000\"\n}}\n").as_bytes());
-    fs::write(directory.join("manifest.json"), format!("{text}{own:08x}\"\n}}\n")).unwrap();
+/// Saves a checkpoint with a shard for each tensor.
+fn checkpoint(directory: &Path, step: u64, tensors: &[Tensor]) {
+    let options = CheckpointOptions { shard_bytes: 1, ..CheckpointOptions::default() };
+    let checkpointer = Checkpointer::open(directory, options).unwrap();
+    let specs: Vec<checkpoint::TensorSpec> = tensors
+        .iter()
+        .map(|tensor| checkpoint::TensorSpec {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+        })
+        .collect();
+    let bytes: Vec<&[u8]> = tensors.iter().map(|tensor| &tensor.bytes[..]).collect();
+    let state = State { tensors: &specs, bytes: &bytes, rest: b"{}" };
+    let ticket = checkpointer.save(step, state, Meanwhile::Waits, &mut || Ok(())).unwrap();
+    ticket.unwrap().wait().unwrap();
 }
 
 #[test]
 fn a_checkpoint_is_verified_by_its_manifest() {
     let directory = tempfile::tempdir().unwrap();
     let step = directory.path().join("step-00000042");
-    fs::create_dir(&step).unwrap();
     let shards = ["shard-00001.safetensors", "shard-00002.safetensors"];
     let (first, second) = (tensor("a", Dtype::F32, &[999]), tensor("b", Dtype::U8, &[5000]));
-    store(&step.join(shards[0]), &[first], true);
-    store(&step.join(shards[1]), &[second], true);
-    manifest(&step, &shards);
+    checkpoint(directory.path(), 42, &[first, second]);
     assert!(well(&["ls", "step-00000042"], &directory).contains("2 files with checksums"));
     assert!(well(&["verify", "step-00000042"], &directory).contains("2 as written"));
     let (code, _, stderr) = run(&["ls", "."], &directory);
@@ -312,7 +294,7 @@ fn a_checkpoint_is_verified_by_its_manifest() {
     fs::write(step.join("state.json"), "{}").unwrap();
     well(&["verify", "step-00000042"], &directory);
     let text = fs::read_to_string(step.join("manifest.json")).unwrap();
-    fs::write(step.join("manifest.json"), text.replace("42", "43")).unwrap();
+    fs::write(step.join("manifest.json"), text.replace(": 42,", ": 43,")).unwrap();
     fails("manifest.json");
 }
 

@@ -1,4 +1,4 @@
-//! Checkpoints: states out as tensors and text, tickets, and shards back as pinned memory.
+//! Checkpoints: states out as tensors and text, tickets, and shards back as memory.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -243,7 +243,7 @@ impl CheckpointReader {
         py.detach(|| self.core.is_current())
     }
 
-    /// A shard's file in pinned memory. An interrupt ends it.
+    /// A shard's file in memory. An interrupt ends it.
     fn load_shard(&self, py: Python<'_>, index: usize) -> PyResult<PinnedBuffer> {
         let load = |stop: &Stop| self.core.load_shard(self.of.handle(), index, stop);
         interruptible(py, load).map(|shard| PinnedBuffer::over(Arc::new(shard)))

@@ -12,8 +12,8 @@
 //!   buffer of the pool left; no two live buffers overlap.
 //! - The bytes that a pool has mapped never exceed its budget.
 //! - What a region lacks (a lock, huge pages) is a flag, never a failed allocation.
-//! - Pinned regions aren't mapped in a forked child, others are, and nothing that a child does to objects it
-//!   inherited changes the parent's memory or waits for a lock that the parent held.
+//! - Pinned regions aren't mapped in a forked child, others are, and nothing that a child does to
+//!   objects it inherited changes the parent's memory or waits for a lock that the parent held.
 //! - Listeners hear of a region's end once, before it is unmapped, with no pool lock held.
 //!
 //! # Examples

@@ -21,7 +21,6 @@ use forebay_io::{Error, ErrorKind, Result};
 use crate::Stamp;
 use crate::npy;
 use crate::safetensors::{ChecksumState, Dtype, Opened, OpenedFile, Source};
-use checkpoint::Manifest;
 pub(crate) use checkpoint::verify_state;
 pub use kind::Kind;
 
@@ -95,12 +94,12 @@ impl Catalog {
     }
 
     fn read_safetensors(path: &Path) -> Result<Self> {
-        let Some(manifest) = Manifest::read(path)? else {
+        let Some(manifest) = checkpoint::read_manifest(path)? else {
             return Ok(Self::of_headers(&Source::of(path).open()?));
         };
-        let shards = Source::Files(manifest.shards(path)).open()?;
+        let shards = Source::Files(checkpoint::shards(&manifest, path)).open()?;
         let mut catalog = Self::of_headers(&shards);
-        manifest.hold_against(path, &mut catalog)?;
+        checkpoint::hold_against(&manifest, path, &mut catalog)?;
         Ok(catalog)
     }
 

@@ -40,6 +40,7 @@ pub use checksum::PIECE_BYTES;
 pub use job::Ticket;
 pub use layout::TensorSpec;
 pub use manifest::{MANIFEST_BYTES_MAX, Manifest, STATE_BYTES_MAX, Shard, TensorEntry};
+pub(crate) use name::parse_step;
 pub use name::{LATEST_FILE, MANIFEST_FILE, STATE_FILE, STEP_MAX, shard_file, step_directory};
 pub use options::{BUDGET_BYTES_MIN, CheckpointOptions, OnBusy};
 pub use read::Reader;

@@ -49,7 +49,7 @@ pub fn step_directory(step: u64) -> String {
 }
 
 /// The step of a directory's name; `None` for any other name.
-pub(super) fn parse_step(name: &str) -> Option<u64> {
+pub(crate) fn parse_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix(STEP_PREFIX)?.parse().ok()?;
     (step <= STEP_MAX && step_directory(step) == name).then_some(step)
 }
