@@ -11,7 +11,7 @@ from forebay.errors import TensorFileError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["BITS", "Frame", "View", "byte_count", "frame_for"]
+__all__ = ["BITS", "NAMES", "Frame", "View", "byte_count", "frame_for"]
 
 BITS = {
     "BOOL": 8,
@@ -38,6 +38,30 @@ BITS = {
     "U64": 64,
 }
 """The types of the format, in the order in which files have them, last first; bits of an item."""
+
+NAMES = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+"""What torch, and numpy with ml_dtypes, call the types of the format; older ones lack some."""
 
 _PYTORCH = frozenset({"pt", "torch", "pytorch"})
 _NUMPY = frozenset({"np", "numpy"})

@@ -6,34 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from forebay._tensor_files.frame import View, byte_count
+from forebay._tensor_files.frame import NAMES, View, byte_count
 from forebay._tensor_files.indices import plain_indices
 from forebay.errors import InvalidInputError, TensorFileError, UnsupportedError
 from forebay.memory import parse_dtype
 
 __all__ = ["FRAME", "dtype_code"]
 
-_TYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
+_TYPES = {code: name for code, name in NAMES.items() if code != "F4"}
 """What numpy, or ml_dtypes for it, calls the types of the format."""
 
 _CODES = {name: code for code, name in _TYPES.items()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay._tensor_files.frame import View
+from forebay._tensor_files.frame import NAMES, View
 from forebay.errors import InvalidInputError, TensorFileError, UnsupportedError
 from forebay.torch.tensors import parse_dtype, tensor_of
 
@@ -15,32 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FRAME", "dtype_code", "packed"]
 
-_NAMES = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn_x2",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
-"""What torch calls the types of the format; older ones lack some."""
-
 _TYPES: dict[str, torch.dtype] = {
-    code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)
+    code: getattr(torch, name) for code, name in NAMES.items() if hasattr(torch, name)
 }
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
@@ -50,7 +26,7 @@ def dtype_code(dtype: torch.dtype) -> str:
     code = _CODES.get(dtype)
     if code is None:
         raise InvalidInputError(
-            f"the format has no type {dtype}: convert it to one of {', '.join(_NAMES.values())}"
+            f"the format has no type {dtype}: convert it to one of {', '.join(NAMES.values())}"
         )
     return code
 
