@@ -20,7 +20,7 @@ pub(super) const NOT_READY: c_int = 600;
 
 /// What to try, by the codes of `cuda.h` that have an answer.
 const HINTS: &[(c_int, &str)] = &[
-    (2, "free device memory, or lower staging_bytes or the pool's budget"),
+    (2, "free device memory, or lower device_staging_bytes or the pool's budget"),
     (3, "the driver can't be used in a process forked from one that used it; spawn it instead"),
     (4, "the driver is shutting down with the process"),
     (34, "the library is a stub of the toolkit: put the driver's own before it"),
