@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use rustix::io::Errno;
 
 use crate::config::{DirectMode, Durability, EngineChoice, Options};
-use crate::device::Event;
+use crate::device::{self, Event};
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
 use crate::error::{Error, ErrorKind, Result};
@@ -159,6 +159,7 @@ impl Handle {
     ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         check_parts(&request)?;
         check_memory(&request)?;
+        device::notice();
         let devices = start_behind_callers(&request)?;
         for attempt in 0..STALE_ATTEMPTS_MAX {
             let (operation, workers) = self.prepare(runtime, &request, &devices)?;

@@ -4,14 +4,16 @@
 //!
 //! - A region is registered at most once, whole, for the contexts of all devices, and unregistered
 //!   before it is unmapped, or when the [`Cuda`] goes.
+//! - Registering pins every page of a region, which takes a while: no lock is held meanwhile, and
+//!   only those who want that region wait for it.
 //! - A primary context is held for as long as a region is registered.
 //! - A refusal never fails what wanted the memory: copies from and to memory that isn't registered
 //!   are right, and slower.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::context::Context;
 use super::cuda::Cuda;
@@ -28,58 +30,81 @@ pub(super) struct Pinned {
     driver: Driver,
     process: u64,
     regions: Mutex<Regions>,
+    settled: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Regions {
     /// The context in which regions are registered: its device and handle.
     context: Option<(c_int, usize)>,
-    /// Where each registered region starts.
-    starts: HashMap<u64, usize>,
-    /// Regions that were refused, and those that went before they could be registered.
-    passed_over: HashSet<u64>,
+    known: HashMap<u64, State>,
+}
+
+/// How far a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A thread is registering it.
+    Registering,
+    /// It is registered, and starts here.
+    Registered(usize),
+    Refused,
 }
 
 impl Pinned {
     pub(super) fn new(driver: Driver) -> Arc<Self> {
-        let regions = Mutex::default();
-        Arc::new(Self { driver, process: process::number(), regions })
+        let process = process::number();
+        Arc::new(Self { driver, process, regions: Mutex::default(), settled: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How far a region is, once no thread is registering it.
+    fn state_of(&self, region: u64) -> (MutexGuard<'_, Regions>, Option<State>) {
+        let mut regions = self.lock();
+        loop {
+            match regions.known.get(&region).copied() {
+                Some(State::Registering) => {
+                    regions = self.settled.wait(regions).unwrap_or_else(PoisonError::into_inner);
+                }
+                state => return (regions, state),
+            }
+        }
+    }
+
     /// Registers a region unless it is, or was refused. The code of a refusal, or whether it is
     /// registered.
     fn pin(self: &Arc<Self>, region: RegionSpan) -> Result<bool, c_int> {
         let RegionSpan { id, start, length } = region;
-        if self.lock().starts.contains_key(&id) {
-            return Ok(true);
+        let (mut regions, state) = self.state_of(id);
+        if let Some(state) = state {
+            return Ok(state != State::Refused);
         }
+        regions.known.insert(id, State::Registering);
+        let context = regions.context;
+        drop(regions);
         let listener: Arc<dyn RegionListener> = Arc::clone(self) as Arc<dyn RegionListener>;
-        if !memory::listen(id, Arc::downgrade(&listener)) {
-            return Ok(false);
-        }
-        // From here on the region's end waits for this lock, or has left the region's number.
-        let mut regions = self.lock();
-        if regions.starts.contains_key(&id) {
-            return Ok(true);
-        }
-        if regions.passed_over.contains(&id) {
-            return Ok(false);
-        }
-        let address = std::ptr::with_exposed_provenance_mut(start);
-        let registered = in_context(self.driver, regions.context, || {
-            // SAFETY: the region is mapped until its listeners have heard of its end.
-            unsafe { (self.driver.host_register)(address, length, PORTABLE) }
+        // From here on the region's end waits for what comes of this, or it is over already.
+        let registered = memory::listen(id, Arc::downgrade(&listener)).then(|| {
+            let address = std::ptr::with_exposed_provenance_mut(start);
+            in_context(self.driver, context, || {
+                // SAFETY: the region is mapped until its listeners have heard of its end.
+                unsafe { (self.driver.host_register)(address, length, PORTABLE) }
+            })
         });
-        if registered == 0 {
-            regions.starts.insert(id, start);
-            Ok(true)
-        } else {
-            regions.passed_over.insert(id);
-            Err(registered)
+        let mut regions = self.lock();
+        match registered {
+            None => regions.known.remove(&id),
+            Some(0) => regions.known.insert(id, State::Registered(start)),
+            Some(_) => regions.known.insert(id, State::Refused),
+        };
+        drop(regions);
+        self.settled.notify_all();
+        match registered {
+            None => Ok(false),
+            Some(0) => Ok(true),
+            Some(code) => Err(code),
         }
     }
 
@@ -96,9 +121,14 @@ impl Pinned {
     /// Lets go of every region, at the end of the driver's use.
     pub(super) fn unpin_all(&self) {
         let mut regions = self.lock();
+        while regions.known.values().any(|state| *state == State::Registering) {
+            regions = self.settled.wait(regions).unwrap_or_else(PoisonError::into_inner);
+        }
         let context = regions.context.take();
-        for (_, start) in regions.starts.drain() {
-            self.unregister(context, start);
+        for (_, state) in regions.known.drain() {
+            if let State::Registered(start) = state {
+                self.unregister(context, start);
+            }
         }
         if let Some((device, _)) = context {
             // SAFETY: it gives back what was held for the first registration, once.
@@ -128,11 +158,12 @@ fn in_context(
 
 impl RegionListener for Pinned {
     fn region_gone(&self, region: u64) {
-        let mut regions = self.lock();
-        if let Some(start) = regions.starts.remove(&region) {
-            self.unregister(regions.context, start);
-        } else if !regions.passed_over.remove(&region) {
-            regions.passed_over.insert(region);
+        let (mut regions, state) = self.state_of(region);
+        regions.known.remove(&region);
+        let context = regions.context;
+        drop(regions);
+        if let Some(State::Registered(start)) = state {
+            self.unregister(context, start);
         }
     }
 }
@@ -176,6 +207,7 @@ impl Cuda {
         address: *const u8,
         length: usize,
     ) -> Result<bool> {
+        self.refuse_forked()?;
         let Some(region) = memory::region_of(address, length) else { return Ok(false) };
         self.hold(context)?;
         self.pinned.pin(region).or_else(|code| {
