@@ -6,7 +6,8 @@
 //!   before it is unmapped, or when the [`Cuda`] goes.
 //! - Registering pins every page of a region, which takes a while: no lock is held meanwhile, and
 //!   only those who want that region wait for it.
-//! - A primary context is held for as long as a region is registered.
+//! - A primary context is held for as long as a region is registered. Regions are registered in the
+//!   first held one that takes them: that of one device may break while others work.
 //! - A refusal never fails what wanted the memory: copies from and to memory that isn't registered
 //!   are right, and slower.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
@@ -23,6 +24,8 @@ use crate::memory::{self, NewRegionListener, RegionListener, RegionSpan, process
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for the contexts of all devices.
 const PORTABLE: u32 = 0x1;
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const NO_CONTEXT: c_int = 201;
 
 /// The regions that a [`Cuda`] has registered.
 #[derive(Debug)]
@@ -35,8 +38,8 @@ pub(super) struct Pinned {
 
 #[derive(Debug, Default)]
 struct Regions {
-    /// The context in which regions are registered: its device and handle.
-    context: Option<(c_int, usize)>,
+    /// The contexts in which regions can be registered.
+    contexts: Vec<Held>,
     known: HashMap<u64, State>,
 }
 
@@ -45,9 +48,17 @@ struct Regions {
 enum State {
     /// A thread is registering it.
     Registering,
-    /// It is registered, and starts here.
-    Registered(usize),
-    Refused,
+    /// It is registered in this context, and starts here.
+    Registered(Held, usize),
+    /// This many contexts have refused it.
+    Refused(usize),
+}
+
+/// A context that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    device: c_int,
+    handle: usize,
 }
 
 impl Pinned {
@@ -78,40 +89,51 @@ impl Pinned {
     fn pin(self: &Arc<Self>, region: RegionSpan) -> Result<bool, c_int> {
         let RegionSpan { id, start, length } = region;
         let (mut regions, state) = self.state_of(id);
-        if let Some(state) = state {
-            return Ok(state != State::Refused);
+        match state {
+            Some(State::Registered(..)) => return Ok(true),
+            Some(State::Refused(count)) if count == regions.contexts.len() => return Ok(false),
+            _ => {}
         }
         regions.known.insert(id, State::Registering);
-        let context = regions.context;
+        let contexts = regions.contexts.clone();
         drop(regions);
         let listener: Arc<dyn RegionListener> = Arc::clone(self) as Arc<dyn RegionListener>;
         // From here on the region's end waits for what comes of this, or it is over already.
-        let registered = memory::listen(id, Arc::downgrade(&listener)).then(|| {
-            let address = std::ptr::with_exposed_provenance_mut(start);
-            in_context(self.driver, context, || {
-                // SAFETY: the region is mapped until its listeners have heard of its end.
-                unsafe { (self.driver.host_register)(address, length, PORTABLE) }
-            })
-        });
+        let is_there = memory::listen(id, Arc::downgrade(&listener));
+        let outcome = is_there.then(|| self.register(&contexts, start, length));
         let mut regions = self.lock();
-        match registered {
+        match outcome {
             None => regions.known.remove(&id),
-            Some(0) => regions.known.insert(id, State::Registered(start)),
-            Some(_) => regions.known.insert(id, State::Refused),
+            Some(Ok(held)) => regions.known.insert(id, State::Registered(held, start)),
+            Some(Err(_)) => regions.known.insert(id, State::Refused(contexts.len())),
         };
         drop(regions);
         self.settled.notify_all();
-        match registered {
-            None => Ok(false),
-            Some(0) => Ok(true),
-            Some(code) => Err(code),
+        outcome.map_or(Ok(false), |outcome| outcome.map(|_| true))
+    }
+
+    /// Registers memory that stays mapped meanwhile, in the first context that takes it; the last
+    /// one's refusal if none does.
+    fn register(&self, contexts: &[Held], start: usize, length: usize) -> Result<Held, c_int> {
+        let address = std::ptr::with_exposed_provenance_mut(start);
+        let mut refusal = NO_CONTEXT;
+        for held in contexts {
+            let code = in_context(self.driver, *held, || {
+                // SAFETY: the region is mapped until its listeners have heard of its end.
+                unsafe { (self.driver.host_register)(address, length, PORTABLE) }
+            });
+            if code == 0 {
+                return Ok(*held);
+            }
+            refusal = code;
         }
+        Err(refusal)
     }
 
     /// A refusal means that the driver or the context is gone, and its registrations with it.
-    fn unregister(&self, context: Option<(c_int, usize)>, start: usize) {
+    fn unregister(&self, held: Held, start: usize) {
         let address = std::ptr::with_exposed_provenance_mut(start);
-        in_context(self.driver, context, || {
+        in_context(self.driver, held, || {
             // SAFETY: the region is registered, and mapped until its listeners have heard of its
             // end.
             unsafe { (self.driver.host_unregister)(address) }
@@ -124,28 +146,22 @@ impl Pinned {
         while regions.known.values().any(|state| *state == State::Registering) {
             regions = self.settled.wait(regions).unwrap_or_else(PoisonError::into_inner);
         }
-        let context = regions.context.take();
         for (_, state) in regions.known.drain() {
-            if let State::Registered(start) = state {
-                self.unregister(context, start);
+            if let State::Registered(held, start) = state {
+                self.unregister(held, start);
             }
         }
-        if let Some((device, _)) = context {
-            // SAFETY: it gives back what was held for the first registration, once.
-            let _ = unsafe { (self.driver.release)(device) };
+        for held in regions.contexts.drain(..) {
+            // SAFETY: it gives back what was held for registrations, once.
+            let _ = unsafe { (self.driver.release)(held.device) };
         }
     }
 }
 
 /// Runs a call of the driver in a context that is held; its code, or that of entering.
-fn in_context(
-    driver: Driver,
-    context: Option<(c_int, usize)>,
-    run: impl FnOnce() -> c_int,
-) -> c_int {
-    let (_, handle) = context.unwrap_or_default();
-    // SAFETY: the context is held; none at all is refused by the driver.
-    let entered = unsafe { (driver.push)(handle) };
+fn in_context(driver: Driver, held: Held, run: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: the context is held.
+    let entered = unsafe { (driver.push)(held.handle) };
     if entered != 0 {
         return entered;
     }
@@ -160,10 +176,9 @@ impl RegionListener for Pinned {
     fn region_gone(&self, region: u64) {
         let (mut regions, state) = self.state_of(region);
         regions.known.remove(&region);
-        let context = regions.context;
         drop(regions);
-        if let Some(State::Registered(start)) = state {
-            self.unregister(context, start);
+        if let Some(State::Registered(held, start)) = state {
+            self.unregister(held, start);
         }
     }
 }
@@ -237,11 +252,12 @@ impl Cuda {
         Ok(count)
     }
 
-    /// Holds a context to register regions in, the first time.
+    /// Holds a context to register regions in, the first time that it is seen.
     fn hold(&self, context: &Context) -> Result<()> {
         let mut regions = self.pinned.lock();
-        if regions.context.is_none() {
-            regions.context = Some(context.hold_once_more()?);
+        if !regions.contexts.iter().any(|held| held.handle == context.handle()) {
+            let (device, handle) = context.hold_once_more()?;
+            regions.contexts.push(Held { device, handle });
         }
         Ok(())
     }
