@@ -10,7 +10,7 @@
 //!   and asked which devices have a context.
 //! - A look without the driver asks the loader one number, and looks for names only when libraries
 //!   have come since; once pools are registered, or can't be, it is two reads of memory.
-//! - Nobody waits for another's look.
+//! - Nobody waits for another's look, and a child of a process that uses CUDA asks nothing.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::symbols::Driver;
 use crate::error::Result;
 use crate::memory::process;
 
-/// The process in which pools are registered, or can't be.
+/// The process in which pools are registered, or can't be; 0: none.
 static SETTLED: AtomicU64 = AtomicU64::new(0);
 /// The process in which a thread is looking closely.
 static LOOKING: AtomicU64 = AtomicU64::new(0);
@@ -38,8 +38,10 @@ static DRIVER: ArcSwapOption<Driver> = ArcSwapOption::const_empty();
 /// with the driver if so, that to come included. Whether they are registered, or have been refused.
 pub fn notice() -> bool {
     let here = process::number();
-    if SETTLED.load(Ordering::Acquire) == here {
-        return true;
+    match SETTLED.load(Ordering::Acquire) {
+        0 => {}
+        // The driver doesn't work in a process that was forked from one that uses it.
+        settled => return settled == here,
     }
     if DRIVER.load().is_none() && library::load_count() == WITHOUT_DRIVER.load(Ordering::Relaxed) {
         return false;
