@@ -200,8 +200,8 @@ class Handle:
         ----------
         array : tensor, ndarray or buffer
             Any torch tensor (CPU or CUDA), numpy array, or object with DLPack, an array interface
-            (that for CUDA too) or the buffer protocol, that is contiguous and writable. All of it
-            is filled.
+            (that for CUDA too) or the buffer protocol, that is writable. All of it is filled. One
+            that isn't contiguous, such as a slice of columns, has runs of 4 KiB or more.
         path : path, descriptor or open file
             Where the bytes are.
         offset : int

@@ -267,6 +267,7 @@ impl Cuda {
 mod tests {
     use forebay_standin::Standin;
 
+    use super::super::context::Context;
     use super::super::context::tests::context;
     use super::super::pointer::{Place, memory_at};
     use crate::memory::{ALIGNMENT_DEFAULT, Pool, PoolOptions};
@@ -319,6 +320,64 @@ mod tests {
         drop(context);
         assert_eq!(standin.census(), before);
         drop(late);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn threads_that_register_and_free_meet_without_harm() {
+        let standin = Standin::new().unwrap();
+        let before = standin.census();
+        let pool = pool();
+        let context = context(&standin, 0);
+        context.cuda().pin_pools(&context).unwrap();
+        let shared = pool.allocate(6 << 20, ALIGNMENT_DEFAULT).unwrap();
+        let registered = standin.count("cuMemHostRegister_v2");
+        std::thread::scope(|scope| {
+            for worker in 0..4usize {
+                let (pool, context, shared) = (&pool, &context, &shared);
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let length = (2 << 20) + ((worker * 7 + round) << 12);
+                        let buffer = pool.allocate(length, ALIGNMENT_DEFAULT).unwrap();
+                        for buffer in [&buffer, shared] {
+                            let (address, cuda) = (buffer.as_ptr(), context.cuda());
+                            assert!(cuda.pin_region_of(context, address, 10).unwrap());
+                            let place = memory_at(cuda, address.expose_provenance()).unwrap();
+                            assert_eq!(place, Place::RegisteredHost);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(standin.count("cuMemHostRegister_v2"), registered + 4 * 50);
+        drop((shared, pool, context));
+        assert_eq!(standin.count("cuMemHostUnregister"), standin.count("cuMemHostRegister_v2"));
+        assert_eq!(standin.census(), before);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_context_that_refuses_leaves_it_to_the_next_one() {
+        let standin = Standin::new().unwrap();
+        let pool = pool();
+        let first = context(&standin, 0);
+        let cuda = first.cuda();
+        let second = Context::retain(cuda, 1).unwrap();
+        let early = pool.allocate(2 << 20, ALIGNMENT_DEFAULT).unwrap();
+        cuda.pin_pools(&first).unwrap();
+        let late = pool.allocate(2 << 20, ALIGNMENT_DEFAULT).unwrap();
+        standin.configure("broken=700@0");
+        let newest = pool.allocate(2 << 20, ALIGNMENT_DEFAULT).unwrap();
+        assert!(!cuda.pin_region_of(&first, newest.as_ptr(), 10).unwrap());
+        for buffer in [&early, &late, &newest] {
+            assert!(cuda.pin_region_of(&second, buffer.as_ptr(), 10).unwrap());
+        }
+        let refused = standin.count("cuMemHostRegister_v2");
+        drop(newest);
+        standin.configure("broken=0");
+        drop((early, late));
+        // Two, two refusals of the newest by the first context, and its registration in the second.
+        assert_eq!((refused, standin.count("cuMemHostUnregister")), (5, 3));
         assert_eq!(standin.violations(), Vec::<String>::new());
     }
 
