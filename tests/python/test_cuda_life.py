@@ -1,4 +1,4 @@
-"""CUDA that comes up after Forebay's memory, and processes that end in any order, on the stand-in."""
+"""CUDA that comes up after Forebay's memory, and processes that end, on the stand-in."""
 
 from __future__ import annotations
 
@@ -201,9 +201,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_ends_quietly_whatever_is_left(
-    library: str, tmp_path: Path, ending: str
-) -> None:
+def test_a_process_ends_quietly_whatever_is_left(library: str, tmp_path: Path, ending: str) -> None:
     script = f"""
 {IMPORT}
 standin = started("delay_us=2000")

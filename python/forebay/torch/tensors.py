@@ -72,10 +72,10 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _notice_cuda_when_torch_starts_it() -> None:
-    """Have torch say when it starts CUDA, so that the memory of pools is registered as early as can be.
+    """Have torch say when it starts CUDA, so that the memory of pools is registered early.
 
-    What it is asked by is private. Without it, and where there is no context yet when torch says so,
-    the next allocation or transfer notices.
+    What it is asked by is private. Without it, and where there is no context yet when torch says
+    so, the next allocation or transfer notices.
     """
     lazy_call = getattr(torch.cuda, "_lazy_call", None)
     if lazy_call is not None:
