@@ -157,6 +157,25 @@ tell()
     assert run(library, tmp_path, script) == ""
 
 
+def test_a_driver_that_refuses_is_asked_once_and_memory_is_as_before(
+    library: str, tmp_path: Path
+) -> None:
+    script = f"""
+{IMPORT}
+standin = started("fail=cuDevicePrimaryCtxRetain:1+:2")
+arrays = [forebay.empty(3 << 20) for _ in range(5)]
+for number, array in enumerate(arrays):
+    assert not standin.is_registered(array.ctypes.data)
+    array[:] = number
+handle = forebay.Handle()
+handle.store(arrays[3], path)
+assert set(open(path, "rb").read()) == {{3}}
+assert standin.count("cuDevicePrimaryCtxRetain") == 1
+tell()
+"""
+    assert run(library, tmp_path, script) == ""
+
+
 ENDINGS = {
     "arrays alive": "arrays = [forebay.empty(size) for size in (100, 3 << 20, 9 << 20)]",
     "arrays in a cycle": """

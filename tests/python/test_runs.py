@@ -73,6 +73,30 @@ def test_a_torch_slice_of_columns_is_moved_in_place(path: Path) -> None:
     assert (stored[11 * 2000 :].reshape(11, 4000) == matrix[:, 2000:]).all()
 
 
+class OnlyDLPack:
+    """An array that is known by DLPack alone."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_strides_of_dlpack_count_items(path: Path) -> None:
+    source = pattern(9 * 12_000).view(np.int32).reshape(9, 3000)
+    target = np.zeros_like(source)
+    with forebay.Handle() as handle:
+        handle.store(OnlyDLPack(source[::2, 5:2005]), path)
+        assert path.read_bytes() == source[::2, 5:2005].tobytes()
+        handle.load(OnlyDLPack(target[::2, 5:2005]), path)
+    assert (target[::2, 5:2005] == source[::2, 5:2005]).all()
+    assert np.count_nonzero(target) == np.count_nonzero(source[::2, 5:2005])
+
+
 def test_views_that_share_memory_are_stored_and_not_loaded_into(path: Path) -> None:
     row = pattern(5000)
     repeated = np.broadcast_to(row, (6, 5000))
