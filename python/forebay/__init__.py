@@ -16,7 +16,7 @@ from forebay.deepnvme import aio_handle
 from forebay.errors import ForebayError, ForebayWarning
 from forebay.gds import gds_handle
 from forebay.handle import Handle
-from forebay.memory import Pool, empty
+from forebay.memory import Pool, empty, register_with_cuda
 from forebay.operation import Operation
 from forebay.stripe import Stripe
 
@@ -41,6 +41,7 @@ __all__ = [
     "file_facts",
     "gds_handle",
     "probe_engines",
+    "register_with_cuda",
 ]
 
 _LATER = {

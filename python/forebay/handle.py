@@ -73,6 +73,10 @@ class Handle:
     staging_bytes : int or str, optional
         Most memory for bytes that can't move straight between the array and the drive; 8 MiB if
         not given.
+    device_staging_bytes : int or str, optional
+        As ``staging_bytes``, for arrays on devices, whose bytes all go through such memory, in
+        blocks of ``block_size`` or a quarter of a worker's share; 64 MiB if not given. It is taken
+        when the first such array comes.
     single_submit : bool
         Hand transfers to the kernel one by one.
     sqpoll, iopoll : bool
@@ -128,6 +132,7 @@ class Handle:
         drop_behind: bool = False,
         page_cache: bool = True,
         staging_bytes: int | str | None = None,
+        device_staging_bytes: int | str | None = None,
         single_submit: bool = False,
         sqpoll: bool = False,
         iopoll: bool = False,
@@ -151,6 +156,7 @@ class Handle:
             "queue_depth": (queue_depth, "queue_depth"),
             "parallelism": (intra_op_parallelism, "intra_op_parallelism"),
             "staging_bytes": (staging_bytes, "staging_bytes"),
+            "device_staging_bytes": (device_staging_bytes, "device_staging_bytes"),
             "throttle_bytes_per_second": (throttle, "throttle"),
         }
         for option, (value, name) in numbers.items():
@@ -194,8 +200,8 @@ class Handle:
         ----------
         array : tensor, ndarray or buffer
             Any torch tensor (CPU or CUDA), numpy array, or object with DLPack, an array interface
-            (that for CUDA too) or the buffer protocol, that is contiguous and writable. All of it
-            is filled.
+            (that for CUDA too) or the buffer protocol, that is writable. All of it is filled. One
+            that isn't contiguous, such as a slice of columns, has runs of 4 KiB or more.
         path : path, descriptor or open file
             Where the bytes are.
         offset : int

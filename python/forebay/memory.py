@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from forebay._types import PoolStats
 
-__all__ = ["Pool", "empty"]
+__all__ = ["Pool", "empty", "register_with_cuda"]
 
 _ALIGNMENT_BYTES = 4096
 """Where arrays begin: a page, the most that direct I/O asks for."""
@@ -46,8 +46,9 @@ class Pool:
         Touch the pages of long arrays (128 MiB and more) ahead of the loads into them, on a
         thread of the pool's that lives while there are any.
     pinned : bool
-        Memory for transfers: registered with engines, and not there in forked children. Without
-        it, memory is like any other, which costs transfers more processor time.
+        Memory for transfers: registered with engines, and with CUDA once a device has a context,
+        and not there in forked children. Without it, memory is like any other, which costs
+        transfers more processor time.
 
     Examples
     --------
@@ -156,6 +157,22 @@ def empty(
     return Pool._over(_forebay.Pool.shared()).empty(  # noqa: SLF001
         shape, dtype, like, timeout=timeout
     )
+
+
+def register_with_cuda() -> bool:
+    """Register the memory of all pools with CUDA now, if somebody has brought that up.
+
+    Torch then copies from it asynchronously, and ``tensor.is_pinned()`` is true. Allocations in
+    pinned memory and transfers look by themselves, and what is allocated later is registered as it
+    comes; so this is for arrays that were made before CUDA came up, where nothing of Forebay's is
+    called between that and the copy. CUDA is neither loaded nor started by it.
+
+    Returns
+    -------
+    bool
+        Whether a device has a context in this process.
+    """
+    return _forebay.notice_cuda()
 
 
 def dtype_name(dtype: Any) -> str:

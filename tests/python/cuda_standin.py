@@ -4,9 +4,19 @@ What it models, and what it doesn't, is in the header of ``crates/forebay-standi
 """
 
 import ctypes
+import os
+from pathlib import Path
 from typing import Any
 
 _TEXT_BYTES_MAX = 1 << 20
+
+
+def find_standin() -> str | None:
+    """Return where cargo built the stand-in, if it has."""
+    root = Path(__file__).resolve().parents[2]
+    target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
+    built = [target / profile / "libforebay_standin.so" for profile in ("debug", "release")]
+    return next((str(path) for path in built if path.exists()), None)
 
 
 class Standin:
@@ -26,6 +36,25 @@ class Standin:
         """Let go of what an application would hold."""
         for device in range(2):
             self._call("release", device)
+
+    def start(self) -> None:
+        """Have somebody start the driver, whose contexts are held already."""
+        assert self._library.cuInit(0) == 0
+
+    def reset_device(self, device: int) -> None:
+        """Destroy the context of a device with all that is in it."""
+        self._call("reset_device", device)
+
+    def is_registered(self, address: int) -> bool:
+        """Return whether the driver knows an address as registered host memory."""
+        kind = ctypes.c_uint()
+        attribute = ctypes.c_uint(2)
+        results = (ctypes.c_void_p * 1)(ctypes.addressof(kind))
+        code = self._library.cuPointerGetAttributes(
+            1, ctypes.byref(attribute), results, ctypes.c_size_t(address)
+        )
+        assert code == 0, code
+        return kind.value == 1
 
     def configure(self, text: str) -> None:
         """Set it up, in the words of the Rust face."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import forebay
-from conftest import ROOT, pattern
-from cuda_standin import CudaArray, DLPackArray, Standin
+from conftest import pattern
+from cuda_standin import CudaArray, DLPackArray, Standin, find_standin
 from forebay._forebay import search_cuda
 from forebay.errors import (
     DeviceError,
@@ -29,15 +29,13 @@ LENGTH = (3 << 20) + 77
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Find the stand-in, and have the driver looked for there in this process."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    for profile in ("debug", "release"):
-        built = target / profile / "libforebay_standin.so"
-        if built.exists():
-            folder = tmp_path_factory.mktemp("cuda")
-            (folder / "libcuda.so.1").symlink_to(built)
-            search_cuda([str(folder)], False)
-            return str(built)
-    pytest.skip("the stand-in for CUDA is not built: cargo build -p forebay-standin")
+    built = find_standin()
+    if built is None:
+        pytest.skip("the stand-in for CUDA is not built: cargo build -p forebay-standin")
+    folder = tmp_path_factory.mktemp("cuda")
+    (folder / "libcuda.so.1").symlink_to(built)
+    search_cuda([str(folder)], False)
+    return built
 
 
 @pytest.fixture
@@ -130,6 +128,29 @@ def test_memory_of_pools_is_registered_before_and_after_cuda_comes_up(
         del buffer
         assert standin.count("cuMemHostUnregister") == gone + 1
     standin.free(memory)
+    assert standin.violations() == []
+
+
+def test_slices_on_a_device_are_moved_in_place_by_their_rows(
+    standin: Standin, tmp_path: Path
+) -> None:
+    rows, columns, width = 33, 9001, 5003
+    path, matrix = tmp_path / "tensor", pattern(rows * columns).reshape(rows, columns)
+    view = matrix[:, 17 : 17 + width]
+    memory, stream = standin.allocate(1, matrix.nbytes), standin.stream(1)
+    array = CudaArray(memory + 17, (rows, width), stream)
+    array.interface["strides"] = (columns, 1)
+    with forebay.Handle() as handle:
+        standin.kernel_write(1, stream, memory, matrix.tobytes())
+        handle.store(array, path)
+        assert path.read_bytes() == view.tobytes()
+        standin.kernel_write(1, stream, memory, bytes(matrix.nbytes))
+        handle.load(array, path)
+    expected = np.zeros_like(matrix)
+    expected[:, 17 : 17 + width] = view
+    assert standin.kernel_read(1, stream, memory, matrix.nbytes) == expected.tobytes()
+    standin.free(memory)
+    standin.end(stream)
     assert standin.violations() == []
 
 

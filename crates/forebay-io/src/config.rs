@@ -14,6 +14,12 @@ use crate::plan::Direction;
 /// Default block. Registered memory took half the CPU time of blocks of 1 MiB (`make bench
 /// BENCH=sweep`); larger ones would let a demand wait longer behind what is in flight.
 const DEFAULT_BLOCK_BYTES: usize = 2 << 20;
+/// Default staging memory for devices. With the other defaults, each of two workers has 16 blocks
+/// of 2 MiB: half of them cover the 2 ms that a drive of 8 GB/s may take for a transfer, and the
+/// rest are being copied or wait for a worker. `PCIe` 4.0 x16 can move 31.5 GB/s (16 GT/s, 128b/130b),
+/// so a block takes it 67 µs at the least, ten times what a call that enqueues a copy takes (5 to 7
+/// µs, arXiv:2602.21548, section 5.2). Derived, not measured.
+const DEFAULT_DEVICE_STAGING_BYTES: usize = 64 << 20;
 /// Smallest block: one page, the granule of direct I/O.
 pub const BLOCK_BYTES_MIN: usize = 4096;
 /// Largest block: a power of two below what the kernel moves in a call.
@@ -125,6 +131,9 @@ pub struct Options {
     pub page_cache: bool,
     /// Most memory, in bytes, for staging blocks of all workers together. Taken when first needed.
     pub staging_bytes: usize,
+    /// As [`Self::staging_bytes`], for the memory of devices, whose every byte goes through such a
+    /// block: of [`Self::block_size`], or less so that each worker has four.
+    pub device_staging_bytes: usize,
     /// Slow the handle down to this many bytes per second.
     pub throttle_bytes_per_second: Option<u64>,
     /// Where memory comes from; `None` is the pool of the process, [`Pool::global`].
@@ -172,6 +181,7 @@ impl Default for Options {
             drop_behind: false,
             page_cache: true,
             staging_bytes: 8 << 20,
+            device_staging_bytes: DEFAULT_DEVICE_STAGING_BYTES,
             throttle_bytes_per_second: None,
             pool: None,
             tunings: None,
@@ -198,6 +208,7 @@ impl Options {
         within("intra_op_parallelism", self.parallelism, 1, PARALLELISM_MAX)?;
         let staging_min = STAGING_BYTES_MIN * self.parallelism;
         within("staging_bytes", self.staging_bytes, staging_min, usize::MAX)?;
+        within("device_staging_bytes", self.device_staging_bytes, staging_min, usize::MAX)?;
         if self.throttle_bytes_per_second == Some(0) {
             return Err(Error::new(ErrorKind::InvalidInput, "throttle is 0 bytes per second"));
         }
@@ -225,6 +236,7 @@ mod tests {
         // `forebay.Handle` names these in its docstring.
         assert_eq!((options.block_size, options.queue_depth), (2 << 20, 32));
         assert_eq!((options.parallelism, options.staging_bytes), (2, 8 << 20));
+        assert_eq!(options.device_staging_bytes, 64 << 20);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use rustix::io::Errno;
 
 use crate::config::{DirectMode, Durability, EngineChoice, Options};
-use crate::device::Event;
+use crate::device::{self, Event};
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
 use crate::error::{Error, ErrorKind, Result};
@@ -159,6 +159,7 @@ impl Handle {
     ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         check_parts(&request)?;
         check_memory(&request)?;
+        device::notice();
         let devices = start_behind_callers(&request)?;
         for attempt in 0..STALE_ATTEMPTS_MAX {
             let (operation, workers) = self.prepare(runtime, &request, &devices)?;
@@ -220,6 +221,7 @@ impl Handle {
             require_direct: self.options.direct == DirectMode::Always,
             block_bytes: workers.block_bytes,
             staged_block_bytes: workers.staged_block_bytes,
+            device_block_bytes: workers.device_block_bytes,
             parts: parts.collect(),
             devices: devices.to_vec(),
             runs: runs_of(request),
@@ -272,7 +274,8 @@ impl Handle {
         let granule = file.offset_alignment;
         let always = self.options.direct == DirectMode::Always;
         let needed = STAGED_GRANULES_MIN as u64 * granule;
-        if file.is_direct() && needed > workers.staged_block_bytes as u64 && !always {
+        let block = workers.staged_block_bytes.min(workers.device_block_bytes) as u64;
+        if file.is_direct() && needed > block && !always {
             file.give_direct_up(format!("its granule of {granule} bytes exceeds staging blocks"));
         }
         if let Some(reason) = &file.direct_refusal {

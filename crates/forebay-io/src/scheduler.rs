@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::config::Priority;
 use crate::engine::WakeEvent;
 use crate::operation::{Shared, Take, Unit};
+use crate::staging::BlockCounts;
 
 /// How a worker is reached from other threads.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ pub(crate) struct Room {
     pub(crate) transfers: usize,
     /// How many of the transfers may be prefetch.
     pub(crate) prefetch: usize,
-    pub(crate) staging_blocks: usize,
+    pub(crate) staging: BlockCounts,
 }
 
 /// What a worker got.
@@ -163,10 +164,12 @@ fn take_in_turn(queue: &mut VecDeque<Arc<Shared>>, room: &mut Room, taken: &mut 
         let Some(operation) = queue.pop_front() else {
             return;
         };
-        match operation.take(room.staging_blocks > 0) {
+        match operation.take(room.staging) {
             Take::Unit(unit) => {
                 room.transfers -= 1;
-                room.staging_blocks -= usize::from(unit.is_staged());
+                if unit.is_staged() {
+                    *room.staging.of_mut(unit.device().is_some()) -= 1;
+                }
                 taken.units.push(unit);
                 queue.push_back(operation);
             }

@@ -12,14 +12,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
 use crate::plan::STAGED_GRANULES_MIN;
 use crate::scheduler::{Port, Scheduler};
-use crate::staging::Staging;
+use crate::staging::{Shape, Shapes, StagingBlocks};
 use crate::stats::Counters;
 use crate::worker::{Worker, abandon};
 
 /// Largest staging block, in bytes: what was just copied, or is about to be, should still be in the
 /// processor's cache. Blocks of 256 KiB stored a third faster here than blocks of 1 MiB.
 const STAGED_BLOCK_BYTES_MAX: usize = 256 << 10;
-/// Staging blocks per worker at the least, so that copies and transfers overlap.
+/// Staging blocks per worker, of each kind, at the least, so that copies and transfers overlap.
 const STAGING_BLOCKS_MIN: usize = 4;
 /// Granule that staging blocks are made for at the least; files with larger ones than fit are
 /// buffered.
@@ -32,6 +32,7 @@ pub(crate) struct Workers {
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
+    pub(crate) device_block_bytes: usize,
     breakage: Arc<Mutex<Option<Error>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -44,8 +45,7 @@ struct Seat {
     port: Arc<Port>,
     counters: Arc<Counters>,
     pool: Arc<Pool>,
-    staged_block_bytes: usize,
-    staging_block_count: usize,
+    shapes: Shapes,
     uses_page_cache: bool,
     breakage: Arc<Mutex<Option<Error>>>,
 }
@@ -66,7 +66,7 @@ impl Workers {
             .map(|_| Ok(Arc::new(Port::new(Arc::new(WakeEvent::new()?)))))
             .collect::<Result<_>>()?;
         let scheduler = Arc::new(Scheduler::new(ports));
-        let (staged_block_bytes, staging_block_count) = staging_shape(options);
+        let shapes = staging_shapes(options);
         let breakage = Arc::default();
         let (report, reports) = channel();
         let mut threads = Vec::new();
@@ -84,8 +84,7 @@ impl Workers {
                 port: Arc::clone(port),
                 counters: Arc::clone(counters),
                 pool: Arc::clone(pool),
-                staged_block_bytes,
-                staging_block_count,
+                shapes,
                 uses_page_cache: options.page_cache,
                 breakage: Arc::clone(&breakage),
             };
@@ -111,7 +110,8 @@ impl Workers {
             engine,
             scheduler,
             block_bytes: options.block_size,
-            staged_block_bytes,
+            staged_block_bytes: shapes.host.block_bytes,
+            device_block_bytes: shapes.device.block_bytes,
             breakage,
             threads: Mutex::new(threads),
         })
@@ -156,14 +156,23 @@ impl Workers {
     }
 }
 
-/// Size and number of a worker's staging blocks, within its share of the staging memory.
-fn staging_shape(options: &Options) -> (usize, usize) {
-    let share = options.staging_bytes / options.parallelism;
-    let most = share / STAGING_BLOCKS_MIN;
-    let least = STAGED_GRANULES_MIN * GRANULE_BYTES_MAX;
-    let block = options.block_size.min(most).min(STAGED_BLOCK_BYTES_MAX).max(least);
-    let block = block - block % GRANULE_BYTES_MAX;
-    (block, (share / block).min(options.queue_depth).max(1))
+/// Size and number of a worker's staging blocks, within its shares of the staging memory. What is
+/// copied to and from a device doesn't pass through the processor's cache, and each copy has a price
+/// of its own, so those blocks are as large as others.
+fn staging_shapes(options: &Options) -> Shapes {
+    let shape = |bytes: usize, block_bytes_max: usize| {
+        let share = bytes / options.parallelism;
+        let most = share / STAGING_BLOCKS_MIN;
+        let least = STAGED_GRANULES_MIN * GRANULE_BYTES_MAX;
+        let block = options.block_size.min(most).min(block_bytes_max).max(least);
+        let block_bytes = block - block % GRANULE_BYTES_MAX;
+        let block_count = (share / block_bytes).min(options.queue_depth).max(1);
+        Shape { block_bytes, block_count }
+    };
+    Shapes {
+        host: shape(options.staging_bytes, STAGED_BLOCK_BYTES_MAX),
+        device: shape(options.device_staging_bytes, usize::MAX),
+    }
 }
 
 /// Waits for each worker to say whether it has an engine.
@@ -230,11 +239,44 @@ fn work(seat: Seat, report: &Sender<Result<EngineKind>>) -> Result<()> {
         }
     };
     let kind = engine.kind();
-    let Seat { scheduler, port, counters, pool, staged_block_bytes, staging_block_count, .. } =
-        seat;
-    let staging =
-        Staging::new(pool, Arc::clone(&counters), staged_block_bytes, staging_block_count);
+    let Seat { scheduler, port, counters, pool, shapes, .. } = seat;
+    let staging = StagingBlocks::new(&pool, &counters, shapes);
     let worker = Worker::new(engine, scheduler, port, counters, staging, seat.uses_page_cache);
     let _ = report.send(Ok(kind));
     worker.run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_blocks_for_devices_are_whole_blocks_and_all_are_within_their_budget() {
+        let defaults = staging_shapes(&Options::default());
+        assert_eq!(defaults.host, Shape { block_bytes: 256 << 10, block_count: 16 });
+        assert_eq!(defaults.device, Shape { block_bytes: 2 << 20, block_count: 16 });
+        for parallelism in [1, 2, 3, 7] {
+            for (block_size, queue_depth) in [(4096, 1), (100_000, 3), (1 << 20, 32), (1 << 30, 8)]
+            {
+                for bytes in [128 << 10, 1 << 20, (8 << 20) + 77, 64 << 20] {
+                    let bytes = bytes * parallelism;
+                    let options = Options {
+                        parallelism,
+                        block_size,
+                        queue_depth,
+                        staging_bytes: bytes,
+                        device_staging_bytes: bytes,
+                        ..Options::default()
+                    };
+                    options.validate().unwrap();
+                    let Shapes { host, device } = staging_shapes(&options);
+                    for Shape { block_bytes, block_count } in [host, device] {
+                        assert!((1..=queue_depth).contains(&block_count));
+                        assert!(block_bytes * block_count * parallelism <= bytes, "{options:?}");
+                    }
+                    assert!(device.block_bytes >= host.block_bytes);
+                }
+            }
+        }
+    }
 }

@@ -213,6 +213,7 @@ fn read_options(
             "drop_behind" => options.drop_behind = argument(name, &value)?,
             "page_cache" => options.page_cache = argument(name, &value)?,
             "staging_bytes" => options.staging_bytes = argument(name, &value)?,
+            "device_staging_bytes" => options.device_staging_bytes = argument(name, &value)?,
             "throttle_bytes_per_second" => {
                 options.throttle_bytes_per_second = argument(name, &value)?;
             }

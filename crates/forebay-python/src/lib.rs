@@ -31,7 +31,7 @@ mod tensor_stream;
 #[pymodule]
 mod _forebay {
     #[pymodule_export]
-    use super::buffer::cuda::search_cuda;
+    use super::buffer::cuda::{notice_cuda, search_cuda};
     #[pymodule_export]
     use super::checkpoint::{CheckpointReader, Checkpointer, SaveTicket};
     #[pymodule_export]

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::io;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -71,6 +72,20 @@ impl Drop for Held<'_> {
     }
 }
 
+/// A device's context is current on this thread.
+#[derive(Debug)]
+#[must_use]
+pub struct Current<'a> {
+    standin: &'a Standin,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        self.standin.device_call("forebay_standin_make_current", -1);
+    }
+}
+
 impl Standin {
     /// Waits for other tests of this process to be done with it, and has it to itself.
     ///
@@ -130,7 +145,8 @@ impl Standin {
     /// - `devices=N`; `seed=N` and `delay_us=N`, for how late tasks are;
     /// - `fail=SYMBOL:N:CODE`, `fail=SYMBOL:N+:CODE`: the N-th call of a function, or all from it
     ///   on, fail with that code, and do nothing else;
-    /// - `broken=CODE`: an error that sticks to every context (0: none);
+    /// - `broken=CODE`: an error that sticks to every context (0: none), `broken=CODE@DEVICE` to one;
+    /// - `deinitialised=1`: the driver is gone, as at the end of a process, and every call says so;
     /// - `gds=direct|compat|absent|unsupported`.
     ///
     /// # Panics
@@ -140,6 +156,23 @@ impl Standin {
         let configure =
             self.call::<extern "C" fn(*const c_char, usize) -> c_int>("forebay_standin_configure");
         assert_eq!(configure(text.as_ptr().cast(), text.len()), 0, "not understood: {text}");
+    }
+
+    /// Destroys a device's context, with its streams, events and memory, as `cudaDeviceReset` does.
+    pub fn reset_device(&self, device: i32) {
+        assert_eq!(self.device_call("forebay_standin_reset_device", device), 0);
+    }
+
+    /// Makes a device's context current on this thread until what comes back is dropped.
+    pub fn make_current(&self, device: i32) -> Current<'_> {
+        assert_eq!(self.device_call("forebay_standin_make_current", device), 0);
+        Current { standin: self, on_this_thread: PhantomData }
+    }
+
+    /// The device whose context is current on this thread.
+    pub fn current(&self) -> Option<i32> {
+        let device = self.call::<extern "C" fn() -> c_int>("forebay_standin_current")();
+        (device >= 0).then_some(device)
     }
 
     /// How often a function of the driver was called.

@@ -18,7 +18,8 @@
 //!   Events, waiting for them across streams and contexts, host functions (from which no driver
 //!   function may be called).
 //! - Copies that return at once only for registered host memory: others end before the call does.
-//! - Errors that stick to a context; functions whose n-th call fails; a process forked from the one
+//! - Errors that stick to a context; a device that is reset under its users; a driver that is gone
+//!   at the end of a process; functions whose n-th call fails; a process forked from the one
 //!   that initialised the driver, which can't use it.
 //! - cuFile: driver, handles, registered buffers, reads and writes, the same in stream order, compat
 //!   mode, absence, refusal of a file system, its codes.
@@ -49,4 +50,4 @@ mod control;
 mod exports;
 mod model;
 
-pub use control::{Held, KernelRead, Standin, Stream};
+pub use control::{Current, Held, KernelRead, Standin, Stream};

@@ -92,7 +92,7 @@ fn options() -> Options {
         block_size: 256 << 10,
         queue_depth: 8,
         parallelism: 2,
-        staging_bytes: STAGING_BYTES,
+        device_staging_bytes: STAGING_BYTES,
         ..Options::default()
     }
 }

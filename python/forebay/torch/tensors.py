@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from forebay._forebay import notice_cuda
 from forebay.errors import InvalidBufferError, InvalidInputError
 from forebay.memory import dtype_name
 
@@ -68,3 +69,19 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         tensor.storage_offset() * item_bytes,
         (tensor.numel() * item_bytes,),
     )
+
+
+def _notice_cuda_when_torch_starts_it() -> None:
+    """Have torch say when it starts CUDA, so that the memory of pools is registered early.
+
+    What it is asked by is private. Without it, and where there is no context yet when torch says
+    so, the next allocation or transfer notices.
+    """
+    lazy_call = getattr(torch.cuda, "_lazy_call", None)
+    if lazy_call is not None:
+        # Whatever it has become, importing this must not fail for it.
+        with contextlib.suppress(Exception):
+            lazy_call(notice_cuda)
+
+
+_notice_cuda_when_torch_starts_it()

@@ -37,6 +37,11 @@ impl Context {
         self.ordinal
     }
 
+    /// The driver's handle.
+    pub(super) fn handle(&self) -> usize {
+        self.handle
+    }
+
     /// Whether `other` is the context of the same device.
     pub fn is_same(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal && Arc::ptr_eq(&self.cuda, &other.cuda)

@@ -11,7 +11,7 @@ use crate::error::{DeviceCode, Error, ErrorKind, Result};
 use crate::memory::process;
 
 /// The names of the driver's library: what its package has, and what a toolkit links to.
-const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+pub(super) const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 /// Room for a device's name.
 const NAME_BYTES: usize = 256;
 
@@ -20,9 +20,11 @@ pub(super) const NOT_READY: c_int = 600;
 
 /// What to try, by the codes of `cuda.h` that have an answer.
 const HINTS: &[(c_int, &str)] = &[
-    (2, "free device memory, or lower staging_bytes or the pool's budget"),
+    (2, "free device memory, or lower device_staging_bytes or the pool's budget"),
     (3, "the driver can't be used in a process forked from one that used it; spawn it instead"),
     (4, "the driver is shutting down with the process"),
+    (400, "is the stream one of another device, or ended?"),
+    (709, "the device was reset (cudaDeviceReset) while it was in use: start the process anew"),
     (34, "the library is a stub of the toolkit: put the driver's own before it"),
     (
         46,

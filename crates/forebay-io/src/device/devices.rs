@@ -10,6 +10,7 @@ use arc_swap::ArcSwapOption;
 use super::context::Context;
 use super::cuda::Cuda;
 use super::library::Search;
+use super::presence;
 use crate::error::Result;
 use crate::memory::process;
 
@@ -48,8 +49,7 @@ impl Devices {
         if let Some(devices) = here(&GLOBAL.load()) {
             return Ok(devices);
         }
-        let search = SEARCH.load().as_deref().cloned().unwrap_or_default();
-        let fresh = Self::load(&search)?;
+        let fresh = Self::load(&Self::search())?;
         GLOBAL.rcu(|current| here(current).or_else(|| Some(Arc::clone(&fresh))));
         Ok(here(&GLOBAL.load()).unwrap_or(fresh))
     }
@@ -57,6 +57,11 @@ impl Devices {
     /// Where [`Self::global`] looks for the driver from now on, if it isn't loaded.
     pub fn search_in(search: Search) {
         SEARCH.store(Some(Arc::new(search)));
+        presence::look_again();
+    }
+
+    pub(super) fn search() -> Search {
+        SEARCH.load().as_deref().cloned().unwrap_or_default()
     }
 
     /// The driver.
@@ -76,10 +81,13 @@ impl Devices {
             return Ok(Arc::clone(context));
         }
         let context = Context::retain(&self.cuda, ordinal)?;
-        if contexts.is_empty() {
-            self.cuda.pin_pools(&context)?;
-        }
+        let is_first = contexts.is_empty();
         contexts.insert(ordinal, Arc::clone(&context));
+        // Registering takes as long as there is memory: others may have contexts meanwhile.
+        drop(contexts);
+        if is_first && let Err(error) = self.cuda.pin_pools(&context) {
+            tracing::warn!(target: "forebay", "the memory of pools isn't pinned: {error}");
+        }
         Ok(context)
     }
 }

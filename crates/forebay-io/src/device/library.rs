@@ -48,6 +48,38 @@ pub(super) fn open(names: &[&str], search: &Search) -> Result<&'static Library> 
     Err(Error::new(ErrorKind::Unsupported, text))
 }
 
+/// The first of `names` that is loaded already, looked for in the same places.
+pub(super) fn loaded(names: &[&str], search: &Search) -> Option<&'static Library> {
+    let in_folders =
+        search.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+    let found = in_folders.filter(|path| path.is_file());
+    let by_name = names.iter().map(PathBuf::from).filter(|_| search.system);
+    let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
+    // SAFETY: what isn't loaded isn't loaded now either, so nothing is initialised.
+    let open = |path| unsafe { libloading::os::unix::Library::open(Some(path), flags) };
+    let library = found.chain(by_name).find_map(|path| open(path).ok())?;
+    Some(Box::leak(Box::new(Library::from(library))))
+}
+
+/// How often libraries were loaded so far, as the loader counts.
+pub(super) fn load_count() -> u64 {
+    extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        count: *mut std::ffi::c_void,
+    ) -> std::ffi::c_int {
+        // SAFETY: the loader gives a valid description, which nobody changes meanwhile.
+        let adds = unsafe { (*info).dlpi_adds };
+        // SAFETY: it is the address of the count below.
+        unsafe { *count.cast::<u64>() = adds };
+        1
+    }
+    let mut count = 0u64;
+    // SAFETY: the function keeps what `dl_iterate_phdr(3)` asks of it, and ends at the first library.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
+}
+
 /// The function called `name`, or the next of its names, with the type `F`.
 ///
 /// # Safety

@@ -3,7 +3,8 @@
 //! [`Cuda`] is the driver, loaded by [`Cuda::load`] from where a [`Search`] says; a missing library
 //! or symbol is an error that names it, and changes nothing. A [`Context`] holds the primary
 //! context of one device, [`Stream`] and [`Event`] are Forebay's own on it, and [`memory_at`] says
-//! whose memory an address is. [`Devices`] has one of each for the process. [`CuFile`] is the same for GPUDirect Storage.
+//! whose memory an address is. [`Devices`] has one of each for the process; [`notice`] sees that
+//! somebody else has brought CUDA up. [`CuFile`] is the same for GPUDirect Storage.
 //!
 //! # Invariants
 //!
@@ -25,6 +26,7 @@ mod event;
 mod library;
 mod pinned;
 mod pointer;
+mod presence;
 mod stream;
 mod symbols;
 
@@ -35,6 +37,7 @@ pub use devices::Devices;
 pub use event::Event;
 pub use library::Search;
 pub use pointer::{Place, memory_at};
+pub use presence::notice;
 pub use stream::{CallerStream, Stream};
 
 /// An address in a device's memory.

@@ -4,14 +4,17 @@
 //!
 //! - A region is registered at most once, whole, for the contexts of all devices, and unregistered
 //!   before it is unmapped, or when the [`Cuda`] goes.
-//! - A primary context is held for as long as a region is registered.
+//! - Registering pins every page of a region, which takes a while: no lock is held meanwhile, and
+//!   only those who want that region wait for it.
+//! - A primary context is held for as long as a region is registered. Regions are registered in the
+//!   first held one that takes them: that of one device may break while others work.
 //! - A refusal never fails what wanted the memory: copies from and to memory that isn't registered
 //!   are right, and slower.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::context::Context;
 use super::cuda::Cuda;
@@ -21,6 +24,8 @@ use crate::memory::{self, NewRegionListener, RegionListener, RegionSpan, process
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for the contexts of all devices.
 const PORTABLE: u32 = 0x1;
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const NO_CONTEXT: c_int = 201;
 
 /// The regions that a [`Cuda`] has registered.
 #[derive(Debug)]
@@ -28,65 +33,107 @@ pub(super) struct Pinned {
     driver: Driver,
     process: u64,
     regions: Mutex<Regions>,
+    settled: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Regions {
-    /// The context in which regions are registered: its device and handle.
-    context: Option<(c_int, usize)>,
-    /// Where each registered region starts.
-    starts: HashMap<u64, usize>,
-    /// Regions that were refused, and those that went before they could be registered.
-    passed_over: HashSet<u64>,
+    /// The contexts in which regions can be registered.
+    contexts: Vec<Held>,
+    known: HashMap<u64, State>,
+}
+
+/// How far a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A thread is registering it.
+    Registering,
+    /// It is registered in this context, and starts here.
+    Registered(Held, usize),
+    /// This many contexts have refused it.
+    Refused(usize),
+}
+
+/// A context that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    device: c_int,
+    handle: usize,
 }
 
 impl Pinned {
     pub(super) fn new(driver: Driver) -> Arc<Self> {
-        let regions = Mutex::default();
-        Arc::new(Self { driver, process: process::number(), regions })
+        let process = process::number();
+        Arc::new(Self { driver, process, regions: Mutex::default(), settled: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How far a region is, once no thread is registering it.
+    fn state_of(&self, region: u64) -> (MutexGuard<'_, Regions>, Option<State>) {
+        let mut regions = self.lock();
+        loop {
+            match regions.known.get(&region).copied() {
+                Some(State::Registering) => {
+                    regions = self.settled.wait(regions).unwrap_or_else(PoisonError::into_inner);
+                }
+                state => return (regions, state),
+            }
+        }
+    }
+
     /// Registers a region unless it is, or was refused. The code of a refusal, or whether it is
     /// registered.
     fn pin(self: &Arc<Self>, region: RegionSpan) -> Result<bool, c_int> {
         let RegionSpan { id, start, length } = region;
-        if self.lock().starts.contains_key(&id) {
-            return Ok(true);
+        let (mut regions, state) = self.state_of(id);
+        match state {
+            Some(State::Registered(..)) => return Ok(true),
+            Some(State::Refused(count)) if count == regions.contexts.len() => return Ok(false),
+            _ => {}
         }
+        regions.known.insert(id, State::Registering);
+        let contexts = regions.contexts.clone();
+        drop(regions);
         let listener: Arc<dyn RegionListener> = Arc::clone(self) as Arc<dyn RegionListener>;
-        if !memory::listen(id, Arc::downgrade(&listener)) {
-            return Ok(false);
-        }
-        // From here on the region's end waits for this lock, or has left the region's number.
+        // From here on the region's end waits for what comes of this, or it is over already.
+        let is_there = memory::listen(id, Arc::downgrade(&listener));
+        let outcome = is_there.then(|| self.register(&contexts, start, length));
         let mut regions = self.lock();
-        if regions.starts.contains_key(&id) {
-            return Ok(true);
-        }
-        if regions.passed_over.contains(&id) {
-            return Ok(false);
-        }
+        match outcome {
+            None => regions.known.remove(&id),
+            Some(Ok(held)) => regions.known.insert(id, State::Registered(held, start)),
+            Some(Err(_)) => regions.known.insert(id, State::Refused(contexts.len())),
+        };
+        drop(regions);
+        self.settled.notify_all();
+        outcome.map_or(Ok(false), |outcome| outcome.map(|_| true))
+    }
+
+    /// Registers memory that stays mapped meanwhile, in the first context that takes it; the last
+    /// one's refusal if none does.
+    fn register(&self, contexts: &[Held], start: usize, length: usize) -> Result<Held, c_int> {
         let address = std::ptr::with_exposed_provenance_mut(start);
-        let registered = in_context(self.driver, regions.context, || {
-            // SAFETY: the region is mapped until its listeners have heard of its end.
-            unsafe { (self.driver.host_register)(address, length, PORTABLE) }
-        });
-        if registered == 0 {
-            regions.starts.insert(id, start);
-            Ok(true)
-        } else {
-            regions.passed_over.insert(id);
-            Err(registered)
+        let mut refusal = NO_CONTEXT;
+        for held in contexts {
+            let code = in_context(self.driver, *held, || {
+                // SAFETY: the region is mapped until its listeners have heard of its end.
+                unsafe { (self.driver.host_register)(address, length, PORTABLE) }
+            });
+            if code == 0 {
+                return Ok(*held);
+            }
+            refusal = code;
         }
+        Err(refusal)
     }
 
     /// A refusal means that the driver or the context is gone, and its registrations with it.
-    fn unregister(&self, context: Option<(c_int, usize)>, start: usize) {
+    fn unregister(&self, held: Held, start: usize) {
         let address = std::ptr::with_exposed_provenance_mut(start);
-        in_context(self.driver, context, || {
+        in_context(self.driver, held, || {
             // SAFETY: the region is registered, and mapped until its listeners have heard of its
             // end.
             unsafe { (self.driver.host_unregister)(address) }
@@ -96,26 +143,25 @@ impl Pinned {
     /// Lets go of every region, at the end of the driver's use.
     pub(super) fn unpin_all(&self) {
         let mut regions = self.lock();
-        let context = regions.context.take();
-        for (_, start) in regions.starts.drain() {
-            self.unregister(context, start);
+        while regions.known.values().any(|state| *state == State::Registering) {
+            regions = self.settled.wait(regions).unwrap_or_else(PoisonError::into_inner);
         }
-        if let Some((device, _)) = context {
-            // SAFETY: it gives back what was held for the first registration, once.
-            let _ = unsafe { (self.driver.release)(device) };
+        for (_, state) in regions.known.drain() {
+            if let State::Registered(held, start) = state {
+                self.unregister(held, start);
+            }
+        }
+        for held in regions.contexts.drain(..) {
+            // SAFETY: it gives back what was held for registrations, once.
+            let _ = unsafe { (self.driver.release)(held.device) };
         }
     }
 }
 
 /// Runs a call of the driver in a context that is held; its code, or that of entering.
-fn in_context(
-    driver: Driver,
-    context: Option<(c_int, usize)>,
-    run: impl FnOnce() -> c_int,
-) -> c_int {
-    let (_, handle) = context.unwrap_or_default();
-    // SAFETY: the context is held; none at all is refused by the driver.
-    let entered = unsafe { (driver.push)(handle) };
+fn in_context(driver: Driver, held: Held, run: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: the context is held.
+    let entered = unsafe { (driver.push)(held.handle) };
     if entered != 0 {
         return entered;
     }
@@ -128,11 +174,11 @@ fn in_context(
 
 impl RegionListener for Pinned {
     fn region_gone(&self, region: u64) {
-        let mut regions = self.lock();
-        if let Some(start) = regions.starts.remove(&region) {
-            self.unregister(regions.context, start);
-        } else if !regions.passed_over.remove(&region) {
-            regions.passed_over.insert(region);
+        let (mut regions, state) = self.state_of(region);
+        regions.known.remove(&region);
+        drop(regions);
+        if let Some(State::Registered(held, start)) = state {
+            self.unregister(held, start);
         }
     }
 }
@@ -176,6 +222,7 @@ impl Cuda {
         address: *const u8,
         length: usize,
     ) -> Result<bool> {
+        self.refuse_forked()?;
         let Some(region) = memory::region_of(address, length) else { return Ok(false) };
         self.hold(context)?;
         self.pinned.pin(region).or_else(|code| {
@@ -205,11 +252,12 @@ impl Cuda {
         Ok(count)
     }
 
-    /// Holds a context to register regions in, the first time.
+    /// Holds a context to register regions in, the first time that it is seen.
     fn hold(&self, context: &Context) -> Result<()> {
         let mut regions = self.pinned.lock();
-        if regions.context.is_none() {
-            regions.context = Some(context.hold_once_more()?);
+        if !regions.contexts.iter().any(|held| held.handle == context.handle()) {
+            let (device, handle) = context.hold_once_more()?;
+            regions.contexts.push(Held { device, handle });
         }
         Ok(())
     }
@@ -219,6 +267,7 @@ impl Cuda {
 mod tests {
     use forebay_standin::Standin;
 
+    use super::super::context::Context;
     use super::super::context::tests::context;
     use super::super::pointer::{Place, memory_at};
     use crate::memory::{ALIGNMENT_DEFAULT, Pool, PoolOptions};
@@ -271,6 +320,64 @@ mod tests {
         drop(context);
         assert_eq!(standin.census(), before);
         drop(late);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn threads_that_register_and_free_meet_without_harm() {
+        let standin = Standin::new().unwrap();
+        let before = standin.census();
+        let pool = pool();
+        let context = context(&standin, 0);
+        context.cuda().pin_pools(&context).unwrap();
+        let shared = pool.allocate(6 << 20, ALIGNMENT_DEFAULT).unwrap();
+        let registered = standin.count("cuMemHostRegister_v2");
+        std::thread::scope(|scope| {
+            for worker in 0..4usize {
+                let (pool, context, shared) = (&pool, &context, &shared);
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let length = (2 << 20) + ((worker * 7 + round) << 12);
+                        let buffer = pool.allocate(length, ALIGNMENT_DEFAULT).unwrap();
+                        for buffer in [&buffer, shared] {
+                            let (address, cuda) = (buffer.as_ptr(), context.cuda());
+                            assert!(cuda.pin_region_of(context, address, 10).unwrap());
+                            let place = memory_at(cuda, address.expose_provenance()).unwrap();
+                            assert_eq!(place, Place::RegisteredHost);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(standin.count("cuMemHostRegister_v2"), registered + 4 * 50);
+        drop((shared, pool, context));
+        assert_eq!(standin.count("cuMemHostUnregister"), standin.count("cuMemHostRegister_v2"));
+        assert_eq!(standin.census(), before);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_context_that_refuses_leaves_it_to_the_next_one() {
+        let standin = Standin::new().unwrap();
+        let pool = pool();
+        let first = context(&standin, 0);
+        let cuda = first.cuda();
+        let second = Context::retain(cuda, 1).unwrap();
+        let early = pool.allocate(2 << 20, ALIGNMENT_DEFAULT).unwrap();
+        cuda.pin_pools(&first).unwrap();
+        let late = pool.allocate(2 << 20, ALIGNMENT_DEFAULT).unwrap();
+        standin.configure("broken=700@0");
+        let newest = pool.allocate(2 << 20, ALIGNMENT_DEFAULT).unwrap();
+        assert!(!cuda.pin_region_of(&first, newest.as_ptr(), 10).unwrap());
+        for buffer in [&early, &late, &newest] {
+            assert!(cuda.pin_region_of(&second, buffer.as_ptr(), 10).unwrap());
+        }
+        let refused = standin.count("cuMemHostRegister_v2");
+        drop(newest);
+        standin.configure("broken=0");
+        drop((early, late));
+        // Two, two refusals of the newest by the first context, and its registration in the second.
+        assert_eq!((refused, standin.count("cuMemHostUnregister")), (5, 3));
         assert_eq!(standin.violations(), Vec::<String>::new());
     }
 

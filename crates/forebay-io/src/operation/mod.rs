@@ -31,6 +31,7 @@ use crate::memory::process;
 use crate::order::Ending;
 use crate::plan::{Direction, Geometry, Route, Span};
 use crate::scheduler::Scheduler;
+use crate::staging::BlockCounts;
 use crate::tracker::Tracker;
 
 pub use ticket::Operation;
@@ -69,6 +70,8 @@ pub(crate) struct Plan {
     pub(crate) require_direct: bool,
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
+    /// The same for memory of devices.
+    pub(crate) device_block_bytes: usize,
     pub(crate) parts: Vec<FilePart>,
     pub(crate) devices: Vec<DeviceUse>,
     /// Long runs of files that a store covers: file, start, end.
@@ -230,14 +233,14 @@ impl Shared {
     }
 
     /// Gives out the next unit of work.
-    pub(crate) fn take(self: &Arc<Self>, staging_is_free: bool) -> Take {
+    pub(crate) fn take(self: &Arc<Self>, staging: BlockCounts) -> Take {
         let mut progress = lock(&self.progress);
         loop {
             let cancelled = self.cancelled.load(Ordering::Acquire);
             if progress.error.is_some() || (cancelled && self.has_blocks_left(&progress)) {
                 progress.phase = Phase::Done;
             }
-            match self.next_work(&mut progress, staging_is_free) {
+            match self.next_work(&mut progress, staging) {
                 Ok(Some(work)) => {
                     progress.units_out += 1;
                     return Take::Unit(Unit { operation: Arc::clone(self), work });
@@ -274,10 +277,10 @@ impl Shared {
     fn next_work(
         &self,
         progress: &mut Progress,
-        staging_is_free: bool,
+        staging: BlockCounts,
     ) -> Result<Option<Work>, NeedsStaging> {
         match progress.phase {
-            Phase::Transfer => self.next_block(progress, staging_is_free),
+            Phase::Transfer => self.next_block(progress, staging),
             Phase::Done => Ok(None),
             Phase::Begin => Ok(self.next_commit(progress).map(Work::Begin)),
             Phase::Commit => Ok(self.next_commit(progress).map(Work::Commit)),
@@ -300,18 +303,23 @@ impl Shared {
     fn next_block(
         &self,
         progress: &mut Progress,
-        staging_is_free: bool,
+        staging: BlockCounts,
     ) -> Result<Option<Work>, NeedsStaging> {
         while let Some(part) = self.plan.parts.get(progress.next) {
             let opened = &mut progress.files[part.file];
             let granule = opened.file.offset_alignment;
+            let on_device = part.device.is_some();
             let geometry = Geometry {
                 offset_alignment: granule,
                 memory_alignment: opened.file.memory_alignment,
                 block_bytes: round_up(self.plan.block_bytes, granule),
-                staged_block_bytes: self.plan.staged_block_bytes,
+                staged_block_bytes: if on_device {
+                    self.plan.device_block_bytes
+                } else {
+                    self.plan.staged_block_bytes
+                },
                 direct: opened.file.is_direct(),
-                reachable: part.device.is_none(),
+                reachable: !on_device,
             };
             let block = part.span.block_at(&geometry, self.plan.direction, progress.position);
             let Some(block) = block else {
@@ -319,8 +327,8 @@ impl Shared {
                 progress.position = 0;
                 continue;
             };
-            let staged = block.route == Route::Staged || part.device.is_some();
-            if staged && !staging_is_free {
+            let staged = block.route == Route::Staged || on_device;
+            if staged && staging.of(on_device) == 0 {
                 return Err(NeedsStaging);
             }
             opened.spoiled = true;

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::operation::{Unit, Work};
 use crate::plan::{Direction, Route};
 use crate::scheduler::{Port, Room, Scheduler, Taken};
-use crate::staging::Staging;
+use crate::staging::{BlockCounts, StagingBlocks};
 use crate::stats::{Counters, add};
 use crate::syscalls::{cached_bytes, page_bytes};
 
@@ -40,7 +40,7 @@ const BIND_FILE_BYTES_MIN: u64 = 16 << 20;
 /// Of this many transfers in flight, one at least is kept for demand.
 const DEMAND_SHARE: usize = 4;
 
-/// Staged blocks taken at once: few, so that the workers of a handle share the copying.
+/// Staged blocks of a kind taken at once: few, so that the workers of a handle share the copying.
 const STAGED_BATCH: usize = 2;
 
 /// What [`Worker::refill`] found.
@@ -72,7 +72,7 @@ pub(crate) struct Worker {
     scheduler: Arc<Scheduler>,
     port: Arc<Port>,
     counters: Arc<Counters>,
-    staging: Staging,
+    staging: StagingBlocks,
     bindings: Bindings,
     uses_page_cache: bool,
     flights: Vec<Option<Flight>>,
@@ -93,7 +93,7 @@ impl Worker {
         scheduler: Arc<Scheduler>,
         port: Arc<Port>,
         counters: Arc<Counters>,
-        staging: Staging,
+        staging: StagingBlocks,
         uses_page_cache: bool,
     ) -> Self {
         let bindings = Bindings::new(Arc::clone(&port), Arc::clone(&counters), engine.as_ref());
@@ -155,13 +155,21 @@ impl Worker {
     /// so that the drive works while the next one is copied.
     fn refill(&mut self, then: Then) -> Result<Refilled> {
         let mut room = self.room();
-        let staging_free = room.staging_blocks;
-        room.staging_blocks = room.staging_blocks.min(STAGED_BATCH);
+        let free = room.staging;
+        room.staging = BlockCounts {
+            host: free.host.min(STAGED_BATCH),
+            device: free.device.min(STAGED_BATCH),
+        };
         let Taken { units, finished } = self.scheduler.take(room);
-        let refilled = match units.iter().filter(|unit| unit.is_staged()).count() {
-            STAGED_BATCH if staging_free > STAGED_BATCH => Refilled::InPart,
-            _ if units.is_empty() && finished.is_empty() => Refilled::Nothing,
-            _ => Refilled::All,
+        let staged = count_staged(&units);
+        let may_be_more =
+            |on_device| staged.of(on_device) == STAGED_BATCH && free.of(on_device) > STAGED_BATCH;
+        let refilled = if may_be_more(false) || may_be_more(true) {
+            Refilled::InPart
+        } else if units.is_empty() && finished.is_empty() {
+            Refilled::Nothing
+        } else {
+            Refilled::All
         };
         for operation in finished {
             operation.finish();
@@ -184,10 +192,14 @@ impl Worker {
     fn room(&self) -> Room {
         let depth = self.engine.depth();
         let prefetch = (depth - depth / DEMAND_SHARE).max(1);
+        let (free, parked) = (self.staging.free(), count_staged(&self.parked));
         Room {
             transfers: depth.saturating_sub(self.outstanding()),
             prefetch: prefetch.saturating_sub(self.prefetch_in_flight),
-            staging_blocks: self.staging.free_count().saturating_sub(self.parked.len()),
+            staging: BlockCounts {
+                host: free.host.saturating_sub(parked.host),
+                device: free.device.saturating_sub(parked.device),
+            },
         }
     }
 
@@ -298,7 +310,7 @@ impl Worker {
         if !flight.unit.is_staged() {
             return Ok(true);
         }
-        let Some((index, address)) = self.staging.take()? else {
+        let Some((index, address)) = self.staging.of(flight.is_on_device()).take()? else {
             return Ok(false);
         };
         if flight.unit.operation.plan.direction == Direction::Store && !flight.is_on_device() {
@@ -341,12 +353,13 @@ impl Worker {
     }
 
     fn submit(&mut self, then: Then) -> Result<()> {
-        while let Some(unit) = self.parked.pop_front() {
-            if self.staging.free_count() == 0 {
-                self.parked.push_front(unit);
-                break;
+        for _ in 0..self.parked.len() {
+            let Some(unit) = self.parked.pop_front() else { break };
+            if self.staging.free().of(unit.device().is_some()) == 0 {
+                self.parked.push_back(unit);
+            } else {
+                self.start(unit);
             }
-            self.start(unit);
         }
         if self.ready.is_empty() {
             return Ok(());
@@ -421,7 +434,7 @@ impl Worker {
         if !flight.is_on_device()
             && let Some((index, _)) = flight.staging.take()
         {
-            self.staging.give_back(index);
+            self.staging.of(false).give_back(index);
         }
         if let Work::Move { span, block, .. } = &mut flight.unit.work {
             *block = block.buffered(span);
@@ -491,7 +504,7 @@ impl Worker {
     /// Gives a unit back to its operation, and what it used to this worker.
     fn end(&mut self, token: usize, flight: Flight, result: Result<usize>) {
         if let Some((index, _)) = flight.staging {
-            self.staging.give_back(index);
+            self.staging.of(flight.is_on_device()).give_back(index);
         }
         if let Some((descriptor, _)) = flight.bound_file {
             self.bindings.release_file(self.engine.as_mut(), descriptor);
@@ -517,6 +530,15 @@ impl Worker {
             }
         }
     }
+}
+
+/// How many of these go through a staging block, by kind.
+fn count_staged<'a>(units: impl IntoIterator<Item = &'a Unit>) -> BlockCounts {
+    let mut counts = BlockCounts::default();
+    for unit in units.into_iter().filter(|unit| unit.is_staged()) {
+        *counts.of_mut(unit.device().is_some()) += 1;
+    }
+    counts
 }
 
 /// Fails and finishes what is queued when no worker is left, and what waited for that.

@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 
 use forebay_io::DeviceAccess;
-use forebay_io::device::{CallerStream, Devices, Place, Search, memory_at};
+use forebay_io::device::{CallerStream, Devices, Place, Search, memory_at, notice};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::{Memory, NOT_CONTIGUOUS, byte_length, invalid, invalid_because, is_c_order};
+use super::{Memory, byte_length, invalid, invalid_because, runs_of};
 use crate::error::{OrRaise, refusal};
 
 /// `CU_STREAM_LEGACY`: the default stream of a device, which waits for those of the caller that
@@ -30,6 +30,13 @@ pub(crate) struct OnDevice {
 #[pyfunction]
 pub(crate) fn search_cuda(folders: Vec<PathBuf>, system: bool) {
     Devices::search_in(Search { folders, system });
+}
+
+/// Registers the memory of pools with CUDA if somebody has brought that up: see
+/// [`forebay_io::device::notice`].
+#[pyfunction]
+pub(crate) fn notice_cuda(py: Python<'_>) -> bool {
+    py.detach(notice)
 }
 
 impl OnDevice {
@@ -78,14 +85,15 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
         shape.extract().map_err(|cause| invalid_because(object, "its shape is invalid", cause))?;
     let length = byte_length(&shape, item_bytes)
         .ok_or_else(|| invalid(object, "its size in bytes doesn't fit in memory"))?;
-    if let Some(strides) = field("strides")? {
-        let strides: Vec<i64> = strides
-            .extract()
-            .map_err(|cause| invalid_because(object, "its strides are invalid", cause))?;
-        if !is_c_order(&shape, &strides, item_bytes) {
-            return Err(invalid(object, &format!("{NOT_CONTIGUOUS}; make it contiguous first")));
+    let runs = match field("strides")? {
+        Some(strides) => {
+            let strides: Vec<i64> = strides
+                .extract()
+                .map_err(|cause| invalid_because(object, "its strides are invalid", cause))?;
+            runs_of(object, &shape, &strides, item_bytes, "make it contiguous first")?
         }
-    }
+        None => None,
+    };
     let (address, read_only): (usize, bool) = data
         .cast::<PyTuple>()
         .map_err(PyErr::from)
@@ -103,6 +111,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     Ok(Some(Memory {
         address: std::ptr::with_exposed_provenance_mut(address),
         length,
+        runs,
         device,
         read_only: read_only_reason(object, read_only)?,
         keep: object.clone().unbind(),

@@ -14,7 +14,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
 use super::cuda::{DEFAULT_STREAM, OnDevice};
-use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because, is_c_order};
+use super::runs::Runs;
+use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because, runs_of};
 
 const NAME_LEGACY: &CStr = c"dltensor";
 const NAME_VERSIONED: &CStr = c"dltensor_versioned";
@@ -96,7 +97,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     };
     let (tensor, flags) = read(object, capsule)?;
     let device = device_of(object, tensor.device)?;
-    let (address, length) = extent(object, &tensor, flags)?;
+    let Extent { address, length, runs } = extent(object, &tensor, flags)?;
     let read_only = match flags {
         None => Some("a DLPack capsule without a version cannot say that it may be written to"),
         Some(flags) if flags & FLAG_READ_ONLY != 0 => Some("it is read-only"),
@@ -106,6 +107,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     Ok(Some(Memory {
         address,
         length,
+        runs,
         device,
         read_only,
         keep: capsule.clone().into_any().unbind(),
@@ -173,11 +175,14 @@ fn read(
     Ok((managed.tensor, None))
 }
 
-fn extent(
-    object: &Bound<'_, PyAny>,
-    tensor: &Tensor,
-    flags: Option<u64>,
-) -> PyResult<(*mut u8, usize)> {
+/// Where a tensor's bytes are.
+struct Extent {
+    address: *mut u8,
+    length: usize,
+    runs: Option<(Runs, &'static str)>,
+}
+
+fn extent(object: &Bound<'_, PyAny>, tensor: &Tensor, flags: Option<u64>) -> PyResult<Extent> {
     let dimensions = usize::try_from(tensor.dimensions)
         .ok()
         .filter(|&dimensions| {
@@ -196,20 +201,40 @@ fn extent(
         .iter()
         .map(|&extent| usize::try_from(extent).map_err(|_| invalid(object, "a negative extent")))
         .collect::<PyResult<_>>()?;
-    // Strides count items.
-    if !tensor.strides.is_null() && !is_c_order(&shape, list(tensor.strides), 1) {
-        return Err(invalid(object, &format!("{NOT_CONTIGUOUS}; make it contiguous first")));
-    }
     let bits = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes);
     let padded = flags.is_some_and(|flags| flags & FLAG_SUBBYTE_PADDED != 0);
     let item_bits = if padded { bits.next_multiple_of(8) } else { bits };
     let length = super::byte_length(&shape, item_bits)
         .map(|bits| bits.div_ceil(8))
         .ok_or_else(|| invalid(object, "its size in bytes doesn't fit in memory"))?;
+    let runs = if tensor.strides.is_null() {
+        None
+    } else {
+        runs_in_items(object, &shape, list(tensor.strides), item_bits)?
+    };
     if length > 0 && tensor.data.is_null() {
         return Err(invalid(object, "its DLPack tensor has a null address"));
     }
     let offset = usize::try_from(tensor.byte_offset)
         .map_err(|_| invalid(object, "its DLPack offset doesn't fit in memory"))?;
-    Ok((tensor.data.cast::<u8>().wrapping_add(offset), length))
+    Ok(Extent { address: tensor.data.cast::<u8>().wrapping_add(offset), length, runs })
+}
+
+/// As [`runs_of`], for strides that count items; those that share bytes have no runs.
+fn runs_in_items(
+    object: &Bound<'_, PyAny>,
+    shape: &[usize],
+    strides: &[i64],
+    item_bits: usize,
+) -> PyResult<Option<(Runs, &'static str)>> {
+    let unit = if item_bits.is_multiple_of(8) { item_bits / 8 } else { 1 };
+    let factor = i64::try_from(unit).unwrap_or(i64::MAX);
+    let strides: Vec<i64> = strides.iter().map(|stride| stride.saturating_mul(factor)).collect();
+    let advice = "make it contiguous first";
+    match runs_of(object, shape, &strides, unit, advice)? {
+        Some(_) if !item_bits.is_multiple_of(8) => {
+            Err(invalid(object, &format!("{NOT_CONTIGUOUS}; {advice}")))
+        }
+        runs => Ok(runs),
+    }
 }

@@ -4,7 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::{Memory, NOT_CONTIGUOUS, byte_length, invalid, invalid_because, is_c_order};
+use super::{Memory, byte_length, invalid, invalid_because, runs_of};
 
 pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let py = object.py();
@@ -27,17 +27,15 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
         shape.extract().map_err(|cause| invalid_because(object, "its shape is invalid", cause))?;
     let length = byte_length(&shape, item_bytes)
         .ok_or_else(|| invalid(object, "its size in bytes doesn't fit in memory"))?;
-    if let Some(strides) = field(&interface, intern!(py, "strides"))? {
-        let strides: Vec<i64> = strides
-            .extract()
-            .map_err(|cause| invalid_because(object, "its strides are invalid", cause))?;
-        if !is_c_order(&shape, &strides, item_bytes) {
-            return Err(invalid(
-                object,
-                &format!("{NOT_CONTIGUOUS}; call numpy.ascontiguousarray"),
-            ));
+    let runs = match field(&interface, intern!(py, "strides"))? {
+        Some(strides) => {
+            let strides: Vec<i64> = strides
+                .extract()
+                .map_err(|cause| invalid_because(object, "its strides are invalid", cause))?;
+            runs_of(object, &shape, &strides, item_bytes, "call numpy.ascontiguousarray")?
         }
-    }
+        None => None,
+    };
     let data = field(&interface, intern!(py, "data"))?;
     let Some(data) = data.as_ref().and_then(|data| data.cast::<PyTuple>().ok()) else {
         return Err(invalid(object, "its array interface gives no address; call numpy.asarray"));
@@ -51,6 +49,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     Ok(Some(Memory {
         address: std::ptr::with_exposed_provenance_mut(address),
         length,
+        runs,
         device: None,
         read_only: read_only.then_some("it is read-only"),
         keep: object.clone().unbind(),

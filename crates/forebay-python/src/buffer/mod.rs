@@ -2,8 +2,9 @@
 //!
 //! Five routes, in this order, so that the one that knows most about an object is asked first:
 //! torch's own methods ([`torch`]), numpy's array interface ([`interface`]), that of CUDA arrays
-//! ([`cuda`]), DLPack ([`dlpack`]), Python's buffer protocol ([`protocol`]). An array whose bytes in memory aren't its values in C
-//! order is refused, with what to do about it; it is never copied silently.
+//! ([`cuda`]), DLPack ([`dlpack`]), Python's buffer protocol ([`protocol`]). An array whose bytes in
+//! memory aren't its values in C order is taken as the [`runs`] that are, where whoever asks can do
+//! with that, or refused, with what to do about it; it is never copied silently.
 //!
 //! # Invariants
 //!
@@ -15,6 +16,7 @@ pub(crate) mod cuda;
 mod dlpack;
 mod interface;
 mod protocol;
+mod runs;
 pub(crate) mod submit;
 mod torch;
 
@@ -23,14 +25,17 @@ use pyo3::types::PyType;
 
 use crate::error::refusal;
 use cuda::OnDevice;
+use runs::{Layout, Runs, layout_of};
 
 /// Where an array's bytes are.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// First byte; may be null if there are none.
+    /// First byte of the first item; may be null if there are none.
     pub(crate) address: *mut u8,
-    /// Bytes.
+    /// Bytes, of all runs.
     pub(crate) length: usize,
+    /// Where they are if not all behind the address, and what to do about that.
+    runs: Option<(Runs, &'static str)>,
     /// The device whose memory it is, if it isn't the host's.
     pub(crate) device: Option<OnDevice>,
     /// Why nothing may be loaded into it, if nothing may.
@@ -59,7 +64,27 @@ impl Memory {
     ///
     /// As for [`Self::of`].
     pub(crate) fn anywhere(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
+        let memory = Self::in_runs(object, writable)?;
+        match memory.runs {
+            Some((_, advice)) => Err(invalid(object, &format!("{NOT_CONTIGUOUS}; {advice}"))),
+            None => Ok(memory),
+        }
+    }
+
+    /// The memory of an array, which may be a device's and need not be contiguous.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::of`]; runs of a destination overlap.
+    pub(crate) fn in_runs(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
         let memory = Self::find(object)?;
+        if let Some((runs, _)) = &memory.runs
+            && writable
+            && runs.overlap()
+        {
+            let message = "cannot load into it: its items share memory; pass an array of its own";
+            return Err(invalid(object, message));
+        }
         match memory.read_only {
             Some(reason) if writable => Err(invalid(
                 object,
@@ -67,6 +92,17 @@ impl Memory {
             )),
             _ => Ok(memory),
         }
+    }
+
+    /// Address, bytes, and offset from the array's first byte of each run.
+    pub(crate) fn pieces(&self) -> Vec<(*mut u8, usize, usize)> {
+        let Some((Runs { length, starts }, _)) = &self.runs else {
+            return vec![(self.address, self.length, 0)];
+        };
+        let piece = |(index, start): (usize, &isize)| {
+            (self.address.wrapping_offset(*start), *length, index * length)
+        };
+        starts.iter().enumerate().map(piece).collect()
     }
 
     fn find(object: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -127,23 +163,23 @@ fn byte_length(shape: &[usize], item_bytes: usize) -> Option<usize> {
     isize::try_from(length).is_ok().then_some(length)
 }
 
-/// Whether items `strides` apart (in units of `unit`) lie one behind the other in C order.
-fn is_c_order(shape: &[usize], strides: &[i64], unit: usize) -> bool {
-    if shape.len() != strides.len() {
-        return false;
+/// The runs of an array, or `None` if it is contiguous; `advice` is for where they aren't taken.
+fn runs_of(
+    object: &Bound<'_, PyAny>,
+    shape: &[usize],
+    strides: &[i64],
+    item_bytes: usize,
+    advice: &'static str,
+) -> PyResult<Option<(Runs, &'static str)>> {
+    match layout_of(shape, strides, item_bytes) {
+        Some(Layout::Contiguous) => Ok(None),
+        Some(Layout::InRuns(runs)) => Ok(Some((runs, advice))),
+        Some(Layout::Scattered { count, length }) => Err(invalid(
+            object,
+            &format!("{NOT_CONTIGUOUS} ({count} runs of {length} bytes); {advice}"),
+        )),
+        None => Err(invalid(object, "its strides don't fit its shape")),
     }
-    if shape.contains(&0) {
-        return true;
-    }
-    let mut expected = unit as u64;
-    for (&extent, &stride) in shape.iter().zip(strides).rev() {
-        // The stride of a dimension of one item is never used, whatever it says.
-        if extent != 1 && u64::try_from(stride) != Ok(expected) {
-            return false;
-        }
-        expected = expected.saturating_mul(extent as u64);
-    }
-    true
 }
 
 const NOT_CONTIGUOUS: &str = "its items aren't next to each other in C order, so its bytes aren't \

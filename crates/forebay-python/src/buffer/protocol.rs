@@ -99,6 +99,7 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     Ok(Some(Memory {
         address,
         length: usize::try_from(length).unwrap_or(0),
+        runs: None,
         device: None,
         read_only: read_only.then_some("it is read-only"),
         keep: keep.into_any().unbind(),

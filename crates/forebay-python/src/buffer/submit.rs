@@ -63,19 +63,21 @@ impl Job {
         let mut devices = Numbered::default();
         let mut numbers = std::collections::HashMap::new();
         for (object, target, offset) in items {
-            let memory = Memory::anywhere(&object, terms.direction == Direction::Load)?;
+            let memory = Memory::in_runs(&object, terms.direction == Direction::Load)?;
             let target = Name::of(&target)?;
             let file = *numbers.entry(target.clone()).or_insert_with(|| {
                 files.push(target.into());
                 files.len() - 1
             });
-            let Memory { address, length, device, keep: kept, .. } = memory;
-            let device = match device {
+            let device = match memory.device {
                 Some(device) => Some(devices.number(&object, device)?),
                 None => None,
             };
-            parts.push(Part { file, offset, address, length, device });
-            keep.push(kept);
+            parts.extend(memory.pieces().into_iter().map(|(address, length, position)| {
+                let offset = offset.saturating_add(position as u64);
+                Part { file, offset, address, length, device }
+            }));
+            keep.push(memory.keep);
         }
         let Terms { direction, whole_file, priority, durability } = terms;
         let request = Request {

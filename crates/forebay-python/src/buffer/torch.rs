@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::cuda::{OnDevice, unreachable_memory};
-use super::{Memory, NOT_CONTIGUOUS, device_memory, invalid, invalid_because};
+use super::runs::Runs;
+use super::{Memory, device_memory, invalid, invalid_because, runs_of};
 
 pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let py = object.py();
@@ -30,9 +31,18 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
              storage was freed); pass the tensor that has",
         ));
     }
-    let keep = storage(object, address, length)?.unwrap_or_else(|| object.clone());
+    let runs = runs(object)?;
+    let (first, end) = match &runs {
+        Some((runs, _)) => {
+            let (first, end) = runs.reach();
+            (address.checked_add_signed(first), address.checked_add_signed(end))
+        }
+        None => (Some(address), address.checked_add(length)),
+    };
+    let reach = if length > 0 { first.zip(end) } else { None };
+    let keep = storage(object, reach)?.unwrap_or_else(|| object.clone());
     let address = std::ptr::with_exposed_provenance_mut(address);
-    Ok(Some(Memory { address, length, device, read_only: None, keep: keep.unbind() }))
+    Ok(Some(Memory { address, length, runs, device, read_only: None, keep: keep.unbind() }))
 }
 
 fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<OnDevice>> {
@@ -105,10 +115,30 @@ fn check_layout(object: &Bound<'_, PyAny>) -> PyResult<()> {
     if answers(object, intern!(py, "is_neg"))? == Some(true) {
         return Err(invalid(object, "it is a lazy negative; call .resolve_neg()"));
     }
-    if answers(object, intern!(py, "is_contiguous"))? == Some(false) {
-        return Err(invalid(object, &format!("{NOT_CONTIGUOUS}; call .contiguous()")));
-    }
     Ok(())
+}
+
+/// The runs of a tensor that says that it isn't contiguous.
+fn runs(object: &Bound<'_, PyAny>) -> PyResult<Option<(Runs, &'static str)>> {
+    let py = object.py();
+    if answers(object, intern!(py, "is_contiguous"))? != Some(false) {
+        return Ok(None);
+    }
+    let ask = || -> PyResult<(Vec<usize>, Vec<i64>, usize)> {
+        Ok((
+            object.getattr(intern!(py, "shape"))?.extract()?,
+            object.call_method0(intern!(py, "stride"))?.extract()?,
+            object.call_method0(intern!(py, "element_size"))?.extract()?,
+        ))
+    };
+    let (shape, mut strides, item_bytes) =
+        ask().map_err(|cause| invalid_because(object, "its strides are unknown", cause))?;
+    // torch's strides count items.
+    let factor = i64::try_from(item_bytes).unwrap_or(i64::MAX);
+    for stride in &mut strides {
+        *stride = stride.saturating_mul(factor);
+    }
+    runs_of(object, &shape, &strides, item_bytes, "call .contiguous()")
 }
 
 /// Calls a method without arguments, if there is one.
@@ -131,22 +161,21 @@ fn byte_count(object: &Bound<'_, PyAny>) -> PyResult<usize> {
         .ok_or_else(|| invalid(object, "its size in bytes doesn't fit in memory"))
 }
 
-/// The storage that the tensor is a view of, once it is clear that the view lies within it.
+/// The storage that the tensor is a view of, once it is clear that its bytes, from the first one to
+/// the end, lie within it.
 fn storage<'py>(
     object: &Bound<'py, PyAny>,
-    address: usize,
-    length: usize,
+    reach: Option<(usize, usize)>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = object.py();
     let Some(method) = object.getattr_opt(intern!(py, "untyped_storage"))? else {
         return Ok(None);
     };
     let storage = method.call0()?;
-    if length > 0 {
+    if let Some((first, end)) = reach {
         let start: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-        let end = address.checked_add(length);
-        if address < start || end.is_none_or(|end| end - start > bytes) {
+        if first < start || end - start > bytes {
             return Err(invalid(
                 object,
                 &format!("its storage was resized to {bytes} bytes and no longer holds it"),

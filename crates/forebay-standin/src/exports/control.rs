@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use super::put;
 use crate::model::queue::stop_moving;
 use crate::model::settings::Settings;
-use crate::model::{Outcome, code, model, status};
+use crate::model::{Outcome, code, current, model, pop_current, push_current, status};
 
 /// Bytes that a caller lent for the time of the call.
 fn lent<'a>(bytes: *const c_char, length: usize) -> &'a [u8] {
@@ -52,6 +52,29 @@ extern "C" fn forebay_standin_text(kind: c_uint, to: *mut c_char, capacity: usiz
     // SAFETY: the caller has room for `capacity` bytes.
     unsafe { to.copy_from_nonoverlapping(text.as_ptr().cast(), length) };
     text.len()
+}
+
+/// Destroys a device's context with all that is in it.
+#[unsafe(no_mangle)]
+extern "C" fn forebay_standin_reset_device(device: c_int) -> c_int {
+    let _still = stop_moving();
+    status(model().reset_device(device))
+}
+
+/// Makes the context of a device current on this thread, or, for -1, takes the last one away.
+#[unsafe(no_mangle)]
+extern "C" fn forebay_standin_make_current(device: c_int) -> c_int {
+    if device < 0 {
+        return status(pop_current().map(drop));
+    }
+    push_current(device);
+    0
+}
+
+/// The device whose context is current on this thread; -1: none.
+#[unsafe(no_mangle)]
+extern "C" fn forebay_standin_current() -> c_int {
+    current().unwrap_or(-1)
 }
 
 #[unsafe(no_mangle)]

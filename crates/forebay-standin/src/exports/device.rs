@@ -3,9 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use super::put;
-use crate::model::{
-    Needs, Outcome, call, code, context_handle, current, pop_current, push_current, status,
-};
+use crate::model::{Needs, Outcome, call, code, current, pop_current, push_current, status};
 
 /// The version it says it is: 12.4.
 const VERSION: c_int = 12_040;
@@ -103,7 +101,7 @@ extern "C" fn cuDevicePrimaryCtxGetState(
     status(call("cuDevicePrimaryCtxGetState", Needs::Driver, |model| {
         model.check_device(device)?;
         put(flags, 0)?;
-        put(active, c_int::from(model.device_of(context_handle(device)).is_ok()))
+        put(active, c_int::from(model.device_of(model.context_handle(device)).is_ok()))
     }))
 }
 
@@ -117,15 +115,15 @@ extern "C" fn cuCtxPushCurrent_v2(context: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int {
-    status(call("cuCtxPopCurrent_v2", Needs::Driver, |_| {
+    status(call("cuCtxPopCurrent_v2", Needs::Driver, |model| {
         let device = pop_current()?;
-        if context.is_null() { Ok(()) } else { put(context, context_handle(device)) }
+        if context.is_null() { Ok(()) } else { put(context, model.context_handle(device)) }
     }))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxGetCurrent(context: *mut usize) -> c_int {
-    status(call("cuCtxGetCurrent", Needs::Driver, |_| {
-        put(context, current().map_or(0, context_handle))
+    status(call("cuCtxGetCurrent", Needs::Driver, |model| {
+        put(context, current().map_or(0, |device| model.context_handle(device)))
     }))
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::put;
 use crate::model::queue::Way;
-use crate::model::{Model, Needs, Outcome, call, code, context_handle, current, status};
+use crate::model::{Model, Needs, Outcome, call, code, current, status};
 
 /// `CUpointer_attribute`, as far as it is known here.
 const CONTEXT: c_uint = 1;
@@ -82,7 +82,7 @@ fn attribute_of(model: &Model, attribute: c_uint, result: *mut c_void, address: 
     let device = model.memory.at(address).map(|(allocation, _)| allocation);
     let registered = model.memory.is_registered(&(address..address + 1));
     match attribute {
-        CONTEXT => put(result.cast(), device.map_or(0, |it| context_handle(it.device))),
+        CONTEXT => put(result.cast(), device.map_or(0, |it| model.context_handle(it.device))),
         MEMORY_TYPE => put(
             result.cast(),
             match device {

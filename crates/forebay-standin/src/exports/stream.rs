@@ -115,7 +115,10 @@ extern "C" fn cuEventSynchronize(event: usize) -> c_int {
 /// The host has waited: it hears of an error that sticks to the context, too.
 fn seen(model: &mut Model, clock: &Clock) -> Outcome {
     model.order.seen(clock);
-    model.settings.broken.map_or(Ok(()), Err)
+    if model.settings.deinitialised {
+        return Err(code::DEINITIALIZED);
+    }
+    model.breakage_of(current()?).map_or(Ok(()), Err)
 }
 
 #[unsafe(no_mangle)]

@@ -113,6 +113,18 @@ impl Memory {
         Ok(())
     }
 
+    /// Frees the memory of a device.
+    pub(crate) fn free_all_of(&mut self, device: i32) -> Outcome {
+        let all = self.live.values().filter(|allocation| allocation.device == device);
+        let starts: Vec<usize> = all.map(|allocation| allocation.start).collect();
+        starts.into_iter().try_for_each(|start| self.free(start))
+    }
+
+    /// No host memory is registered any more.
+    pub(crate) fn forget_registrations(&mut self) {
+        self.registered.clear();
+    }
+
     /// The allocation that holds an address, and how far from its start.
     pub(crate) fn at(&self, address: usize) -> Option<(&Arc<Allocation>, usize)> {
         let (start, allocation) = self.live.range(..=address).next_back()?;

@@ -37,6 +37,10 @@ pub(crate) enum Needs {
 #[derive(Default)]
 pub(crate) struct Context {
     pub(crate) retained: u32,
+    /// How often it was destroyed by a reset of its device.
+    resets: usize,
+    /// It was destroyed, and nobody has asked for it since.
+    destroyed: bool,
 }
 
 /// Everything. See the [module documentation](self).
@@ -52,8 +56,8 @@ pub(crate) struct Model {
     pub(crate) order: Order,
     pub(crate) journal: Journal,
     pub(crate) files: Files,
-    /// How often contexts broke: what was enqueued before never runs.
-    pub(crate) breaks: u64,
+    /// How often the context of each device broke: what was enqueued before never runs.
+    pub(crate) breaks: BTreeMap<i32, u64>,
     next_handle: usize,
 }
 
@@ -64,15 +68,12 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Handles of contexts: this, and the device's number times 16.
+/// Handles of contexts: this, and 16 times the device's number, which is below the limit, plus that
+/// limit times how often the device was reset.
 const CONTEXT_BASE: usize = 0xC000_0000;
+const DEVICES_MAX: usize = 64;
 /// Handles of everything else, counted up from here in steps of 16.
 const HANDLE_BASE: usize = 0xE000_0000;
-
-/// The handle of a device's context.
-pub(crate) fn context_handle(device: i32) -> usize {
-    CONTEXT_BASE + 16 * usize::try_from(device).unwrap_or(0)
-}
 
 /// The model, locked.
 pub(crate) fn model() -> MutexGuard<'static, Model> {
@@ -94,12 +95,18 @@ pub(crate) fn call<T>(
     if let Some(code) = model.settings.planned_failure(symbol, number) {
         return Err(code);
     }
+    if model.settings.deinitialised {
+        return Err(code::DEINITIALIZED);
+    }
     if needs != Needs::Nothing && model.process != Some(std::process::id()) {
         return Err(code::NOT_INITIALIZED);
     }
     if needs == Needs::Context {
-        current()?;
-        if let Some(code) = model.settings.broken {
+        let device = current()?;
+        if model.contexts.get(&device).is_some_and(|context| context.destroyed) {
+            return Err(code::CONTEXT_IS_DESTROYED);
+        }
+        if let Some(code) = model.breakage_of(device) {
             return Err(code);
         }
     }
@@ -150,7 +157,7 @@ impl Model {
             order: Order::default(),
             journal,
             files: Files::default(),
-            breaks: 0,
+            breaks: BTreeMap::new(),
             next_handle: HANDLE_BASE,
         }
     }
@@ -160,14 +167,36 @@ impl Model {
         self.next_handle
     }
 
+    /// The handle of a device's context.
+    pub(crate) fn context_handle(&self, device: i32) -> usize {
+        let resets = self.contexts.get(&device).map_or(0, |context| context.resets);
+        CONTEXT_BASE + 16 * (usize::try_from(device).unwrap_or(0) + DEVICES_MAX * resets)
+    }
+
     /// The device of a context's handle, if that is retained.
     pub(crate) fn device_of(&self, handle: usize) -> Outcome<i32> {
         let device = handle
             .checked_sub(CONTEXT_BASE)
             .filter(|offset| offset % 16 == 0)
-            .and_then(|offset| i32::try_from(offset / 16).ok());
-        let retained = |device: &i32| self.contexts.get(device).is_some_and(|it| it.retained > 0);
-        device.filter(retained).ok_or(code::INVALID_CONTEXT)
+            .and_then(|offset| i32::try_from(offset / 16 % DEVICES_MAX).ok());
+        let device = device.ok_or(code::INVALID_CONTEXT)?;
+        match self.contexts.get(&device) {
+            Some(context) if context.destroyed || self.context_handle(device) != handle => {
+                Err(code::CONTEXT_IS_DESTROYED)
+            }
+            Some(context) if context.retained > 0 => Ok(device),
+            _ => Err(code::INVALID_CONTEXT),
+        }
+    }
+
+    /// The error that sticks to a device's context.
+    pub(crate) fn breakage_of(&self, device: i32) -> Option<i32> {
+        self.settings.broken.and_then(|breakage| breakage.code_on(device))
+    }
+
+    /// How often a device's context broke.
+    pub(crate) fn breaks_of(&self, device: i32) -> u64 {
+        self.breaks.get(&device).copied().unwrap_or(0)
     }
 
     pub(crate) fn check_device(&self, device: i32) -> Outcome {
@@ -178,22 +207,56 @@ impl Model {
         }
     }
 
-    /// Reads settings. When contexts break, nothing that is enqueued runs any more.
+    /// Reads settings. When contexts break, nothing that is enqueued in them runs any more.
     pub(crate) fn configure(&mut self, text: &str) -> Result<(), String> {
-        let was_broken = self.settings.broken.is_some();
+        let before = self.settings.clone();
         self.settings.read(text)?;
-        if self.settings.broken.is_some() && !was_broken {
-            self.breaks += 1;
-            self.order.forget();
+        if self.settings.deinitialised && !before.deinitialised {
+            self.memory.forget_registrations();
+            for stream in self.streams.values() {
+                stream.queue.hold(false);
+            }
+        }
+        let gone = |settings: &Settings, device| {
+            let broken = settings.broken.and_then(|breakage| breakage.code_on(device));
+            settings.deinitialised || broken.is_some()
+        };
+        for device in 0..self.settings.devices {
+            if gone(&self.settings, device) && !gone(&before, device) {
+                *self.breaks.entry(device).or_default() += 1;
+                self.order.forget();
+            }
         }
         Ok(())
+    }
+
+    /// Destroys the context of a device, as `cudaDeviceReset` does, and all that is in it; what is
+    /// enqueued never runs. Host memory is registered with no context then, since it was with one.
+    pub(crate) fn reset_device(&mut self, device: i32) -> Outcome {
+        self.check_device(device)?;
+        let context = self.contexts.entry(device).or_default();
+        context.destroyed = true;
+        context.resets += 1;
+        *self.breaks.entry(device).or_default() += 1;
+        self.order.forget();
+        self.events.retain(|_, event| event.device != device);
+        self.streams.retain(|_, stream| {
+            if stream.device == device {
+                stream.queue.close();
+            }
+            stream.device != device
+        });
+        self.memory.forget_registrations();
+        self.memory.free_all_of(device)
     }
 
     /// One more or one fewer holds the context of a device.
     pub(crate) fn retain(&mut self, device: i32) -> Outcome<usize> {
         self.check_device(device)?;
-        self.contexts.entry(device).or_default().retained += 1;
-        Ok(context_handle(device))
+        let context = self.contexts.entry(device).or_default();
+        context.retained += 1;
+        context.destroyed = false;
+        Ok(self.context_handle(device))
     }
 
     pub(crate) fn release(&mut self, device: i32) -> Outcome {

@@ -77,7 +77,7 @@ pub(crate) enum Task {
 
 #[derive(Default)]
 struct State {
-    /// With how often contexts had broken when it was enqueued.
+    /// With how often the device's context had broken when it was enqueued.
     tasks: VecDeque<(u64, Task)>,
     busy: bool,
     held: bool,
@@ -86,14 +86,15 @@ struct State {
 
 /// See the [module documentation](self).
 pub(crate) struct Queue {
+    device: i32,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Queue {
     /// Starts the thread of the queue; `None` if there can be none.
-    pub(crate) fn start(seed: u64, delay_us: u64) -> Option<Arc<Self>> {
-        let queue = Arc::new(Self { state: Mutex::default(), changed: Condvar::new() });
+    pub(crate) fn start(device: i32, seed: u64, delay_us: u64) -> Option<Arc<Self>> {
+        let queue = Arc::new(Self { device, state: Mutex::default(), changed: Condvar::new() });
         let worker = Arc::clone(&queue);
         let delays = Delays { state: seed, most_us: delay_us };
         std::thread::Builder::new()
@@ -158,12 +159,12 @@ impl Queue {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             drop(state);
-            run(breaks, task);
+            run(self.device, breaks, task);
         }
     }
 }
 
-fn run(breaks: u64, task: Task) {
+fn run(device: i32, breaks: u64, task: Task) {
     match task {
         Task::Wait(signal) => return signal.wait(),
         Task::Signal(signal) => return signal.set(),
@@ -171,7 +172,7 @@ fn run(breaks: u64, task: Task) {
     }
     let _moving = MOVING.read().unwrap_or_else(PoisonError::into_inner);
     // In a context that broke nothing runs any more, not even host functions.
-    if model().breaks != breaks {
+    if model().breaks_of(device) != breaks {
         return;
     }
     match task {

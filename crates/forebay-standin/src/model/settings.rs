@@ -13,6 +13,21 @@ pub(crate) enum Gds {
     Unsupported,
 }
 
+/// A code that every use of a broken context gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Breakage {
+    code: i32,
+    /// `None`: every device.
+    device: Option<i32>,
+}
+
+impl Breakage {
+    /// The code, if this concerns a device.
+    pub(crate) fn code_on(self, device: i32) -> Option<i32> {
+        self.device.is_none_or(|broken| broken == device).then_some(self.code)
+    }
+}
+
 /// The calls of a function that fail.
 #[derive(Clone, Debug)]
 struct Failure {
@@ -32,8 +47,10 @@ pub(crate) struct Settings {
     /// The longest that a task is late.
     pub(crate) delay_us: u64,
     pub(crate) gds: Gds,
-    /// The error that sticks to every context.
-    pub(crate) broken: Option<i32>,
+    /// The error that sticks to every context, or to that of one device.
+    pub(crate) broken: Option<Breakage>,
+    /// The driver is gone: every function says so.
+    pub(crate) deinitialised: bool,
     failures: Vec<Failure>,
 }
 
@@ -45,6 +62,7 @@ impl Default for Settings {
             delay_us: 300,
             gds: Gds::Direct,
             broken: None,
+            deinitialised: false,
             failures: Vec::new(),
         }
     }
@@ -59,7 +77,8 @@ impl Settings {
                 "devices" => self.devices = number(word, value)?,
                 "seed" => self.seed = number(word, value)?,
                 "delay_us" => self.delay_us = number(word, value)?,
-                "broken" => self.broken = Some(number(word, value)?).filter(|code| *code != 0),
+                "broken" => self.broken = breakage(word, value)?,
+                "deinitialised" => self.deinitialised = number::<u8>(word, value)? != 0,
                 "gds" => self.gds = gds(word, value)?,
                 "fail" => self.failures.push(failure(word, value)?),
                 _ => return Err(bad(word)),
@@ -84,6 +103,15 @@ fn bad(word: &str) -> String {
 
 fn number<T: std::str::FromStr>(word: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| bad(word))
+}
+
+fn breakage(word: &str, value: &str) -> Result<Option<Breakage>, String> {
+    let (code, device) = match value.split_once('@') {
+        Some((code, device)) => (code, Some(number(word, device)?)),
+        None => (value, None),
+    };
+    let breakage = Breakage { code: number(word, code)?, device };
+    Ok((breakage.code != 0).then_some(breakage))
 }
 
 fn gds(word: &str, value: &str) -> Result<Gds, String> {
@@ -134,7 +162,15 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_named() {
-        for text in ["devices", "devices=x", "fail=cuA:1", "fail=cuA:x:1", "gds=on", "colour=red"] {
+        for text in [
+            "devices",
+            "devices=x",
+            "fail=cuA:1",
+            "fail=cuA:x:1",
+            "broken=7@",
+            "gds=on",
+            "colour=red",
+        ] {
             let error = Settings::default().read(text).unwrap_err();
             assert!(error.contains(text), "{error}");
         }

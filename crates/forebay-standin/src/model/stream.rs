@@ -51,7 +51,8 @@ impl Model {
         let number = u32::try_from(handle % HANDLE_BASE / 16).unwrap_or(u32::MAX);
         let number = if made { number } else { DEFAULT_NUMBER_BASE + number };
         let seed = self.settings.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(number));
-        let queue = Queue::start(seed, self.settings.delay_us).ok_or(code::OUT_OF_MEMORY)?;
+        let queue =
+            Queue::start(device, seed, self.settings.delay_us).ok_or(code::OUT_OF_MEMORY)?;
         let clock = Clock::default();
         self.streams.insert(handle, Stream { device, number, queue, clock, made });
         Ok(())
@@ -82,10 +83,12 @@ impl Model {
 
     /// Enqueues a task that comes after what the host knows.
     pub(crate) fn enqueue(&mut self, handle: usize, task: impl FnOnce(&Clock) -> Task) -> Outcome {
+        let device = self.streams.get(&handle).ok_or(code::INVALID_HANDLE)?.device;
+        let breaks = self.breaks_of(device);
         let stream = self.streams.get_mut(&handle).ok_or(code::INVALID_HANDLE)?;
         stream.clock.join(self.order.host());
         stream.clock.advance(stream.number);
-        stream.queue.push(self.breaks, task(&stream.clock));
+        stream.queue.push(breaks, task(&stream.clock));
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
+use crate::device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::buffer::{Place, PoolBuffer};
 use crate::memory::options::{PoolOptions, PoolStats};
@@ -84,6 +85,7 @@ impl Pool {
     /// two of at least [`ALIGNMENT_MIN`]; [`ErrorKind::Closed`] in a forked child.
     pub fn allocate(self: &Arc<Self>, length: usize, alignment: usize) -> Result<PoolBuffer> {
         let want = self.check(length, alignment)?;
+        self.notice_devices();
         let mut state = self.lock()?;
         let turn = state.waiting.is_empty();
         match self.grant(&mut state, want, turn)? {
@@ -109,6 +111,7 @@ impl Pool {
         timeout: Option<Duration>,
     ) -> Result<PoolBuffer> {
         let want = self.check(length, alignment)?;
+        self.notice_devices();
         // A deadline beyond what the clock can express is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.lock()?;
@@ -157,6 +160,13 @@ impl Pool {
         let gone = state.kept.let_go(usize::MAX);
         drop(state);
         self.unmap(gone, 0)
+    }
+
+    /// Has memory that is about to be handed out registered with CUDA, if that has come up.
+    fn notice_devices(&self) {
+        if self.options.pinned {
+            device::notice();
+        }
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
