@@ -149,6 +149,11 @@ impl Channels {
     }
 }
 
+/// Whether a transfer is for cuFile; what only names a channel isn't.
+fn moves_device_memory(transfer: &Transfer) -> bool {
+    transfer.channel.is_some() && matches!(transfer.command, Command::Read | Command::Write)
+}
+
 /// cuFile's calls.
 #[derive(Debug)]
 struct CuFileMover(Arc<Channels>);
@@ -214,9 +219,9 @@ impl GdsEngine {
         while taken < transfers.len() {
             let room = self.depth().saturating_sub(self.in_flight());
             let rest = &transfers[taken..];
-            let is_device = rest[0].channel.is_some();
+            let is_device = moves_device_memory(&rest[0]);
             let same = rest.iter().take(room);
-            let count = same.take_while(|next| next.channel.is_some() == is_device).count();
+            let count = same.take_while(|next| moves_device_memory(next) == is_device).count();
             if count == 0 {
                 break;
             }
