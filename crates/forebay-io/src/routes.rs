@@ -42,8 +42,7 @@ const WITHOUT: &str = "device_route=\"auto\" does without";
 
 /// Codes of cuFile that are about more than one file: the driver, the platform, the device, the file
 /// system.
-const GENERAL_CODES: [i32; 11] =
-    [5001, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5010, 5033, 5048];
+const GENERAL_CODES: [i32; 11] = [5001, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5010, 5033, 5048];
 
 /// A file of an operation, as cuFile knows it.
 #[derive(Debug)]
@@ -127,8 +126,8 @@ impl Routes {
     }
 
     /// What engines need to move device memory; `None` if they never will.
-    pub(crate) fn channels(&self) -> Option<Arc<Channels>> {
-        (self.route != DeviceRoute::Host).then(|| Arc::clone(&self.channels))
+    pub(crate) fn channels(&self) -> Option<&Arc<Channels>> {
+        (self.route != DeviceRoute::Host).then_some(&self.channels)
     }
 
     fn devices(&self) -> Result<Arc<Devices>> {
@@ -144,9 +143,10 @@ impl Routes {
         if self.route != DeviceRoute::Gds {
             return Ok(());
         }
-        let found = self.gap().map_or_else(|| self.devices()?.gds().map(drop), |gap| {
-            Err(Error::new(ErrorKind::Unsupported, gap))
-        });
+        let found = self.gap().map_or_else(
+            || self.devices()?.gds().map(drop),
+            |gap| Err(Error::new(ErrorKind::Unsupported, gap)),
+        );
         found.map_err(|error| {
             error.within("there is no GPUDirect Storage here").hint_if_none(WITHOUT)
         })
@@ -356,9 +356,8 @@ fn tell(file: &TensorFile, error: &Error, counters: &Counters) {
 
 /// Remembers of a mount what cuFile said that holds of all its files.
 fn take_note(file: &TensorFile, error: &Error) {
-    let general = |code: &crate::DeviceCode| {
-        code.library == "cufile" && GENERAL_CODES.contains(&code.code)
-    };
+    let general =
+        |code: &crate::DeviceCode| code.library == "cufile" && GENERAL_CODES.contains(&code.code);
     if error.device_code().is_some_and(general) {
         file.mount.refuse_gds(&error.to_string());
     }

@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn the_newest_files_have_their_way_told() {
         let counters = Counters::default();
-        for index in 0..DEVICE_ROUTES_MAX + 1 {
+        for index in 0..=DEVICE_ROUTES_MAX {
             counters.device_route(&format!("/{index}"), "host", "nvidia-fs isn't loaded");
         }
         counters.device_route("/1", "gds", "NVMe");

@@ -59,7 +59,7 @@ impl Workers {
     pub(crate) fn start(
         options: &Options,
         factory: &Arc<dyn EngineFactory>,
-        channels: Option<Arc<Channels>>,
+        channels: Option<&Arc<Channels>>,
         (counters, pool): (&Arc<Counters>, &Arc<Pool>),
     ) -> Result<Self> {
         let ports: Vec<Arc<Port>> = (0..options.parallelism)
@@ -78,7 +78,7 @@ impl Workers {
                     single_submit: options.single_submit,
                     sqpoll: options.sqpoll,
                     iopoll: options.iopoll,
-                    channels: channels.clone(),
+                    channels: channels.cloned(),
                 },
                 factory: Arc::clone(factory),
                 scheduler: Arc::clone(&scheduler),

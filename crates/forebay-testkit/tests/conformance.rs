@@ -10,12 +10,10 @@ use std::time::Duration;
 
 use forebay_io::device::{Context, CuFile, Cuda, Search};
 use forebay_io::engine::aio::AioEngine;
+use forebay_io::engine::gds::{Channel, OpenChannel};
 use forebay_io::engine::record::RecordFactory;
 use forebay_io::engine::throttle::ThrottleFactory;
-use forebay_io::engine::gds::{Channel, OpenChannel};
-use forebay_io::engine::{
-    AutoFactory, Channels, Engine, EngineFactory, EngineKind, EngineOptions,
-};
+use forebay_io::engine::{AutoFactory, Channels, Engine, EngineFactory, EngineKind, EngineOptions};
 use forebay_io::error::Result;
 use forebay_standin::Standin;
 use forebay_testkit::conformance::{Device, Outcome, Shape, run, run_on};
@@ -181,7 +179,7 @@ fn check_on_device(factory: &dyn EngineFactory, shape: Shape) {
     let device = Rc::new(StandinDevice::new());
     let before = device.standin.census();
     let source: Rc<dyn Device> = Rc::<StandinDevice>::clone(&device);
-    match run_on(source, factory, directory.path(), shape) {
+    match run_on(&source, factory, directory.path(), shape) {
         Outcome::Passed { case_count } => assert!(case_count > 20),
         Outcome::Skipped { reason } => eprintln!("skipped: {factory:?}: {reason}"),
     }

@@ -26,8 +26,14 @@ fn factory(plan: FaultPlan) -> FaultFactory {
 
 fn build(factory: &dyn EngineFactory) -> Box<dyn Engine> {
     let wake = Arc::new(WakeEvent::new().unwrap());
-    let options =
-        EngineOptions { queue_depth: 8, wake, single_submit: false, sqpoll: false, iopoll: false, channels: None };
+    let options = EngineOptions {
+        queue_depth: 8,
+        wake,
+        single_submit: false,
+        sqpoll: false,
+        iopoll: false,
+        channels: None,
+    };
     factory.build(&options).unwrap()
 }
 

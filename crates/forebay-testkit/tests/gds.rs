@@ -91,11 +91,23 @@ impl Rig {
         request
     }
 
-    fn load(&self, handle: &Handle, path: &Path, stream: Stream, tensor: (usize, usize)) -> Result<()> {
+    fn load(
+        &self,
+        handle: &Handle,
+        path: &Path,
+        stream: Stream,
+        tensor: (usize, usize),
+    ) -> Result<()> {
         run(handle, self.request(Direction::Load, path, 0, stream, tensor))
     }
 
-    fn store(&self, handle: &Handle, path: &Path, stream: Stream, tensor: (usize, usize)) -> Result<()> {
+    fn store(
+        &self,
+        handle: &Handle,
+        path: &Path,
+        stream: Stream,
+        tensor: (usize, usize),
+    ) -> Result<()> {
         let request = self.request(Direction::Store, path, 0, stream, tensor);
         run(handle, Request { whole_file: true, ..request })
     }
@@ -495,6 +507,48 @@ fn where_it_was_asked_for_a_refusal_is_an_error_with_code_hint_and_place() {
 }
 
 #[test]
+fn whatever_call_fails_bytes_are_right_or_an_error_says_so_and_nothing_is_left() {
+    let symbols = [
+        "cuFileHandleRegister",
+        "cuFileBufRegister",
+        "cuFileBufDeregister",
+        "cuPointerGetAttributes",
+        "cuEventSynchronize",
+        "cuCtxPushCurrent_v2",
+    ];
+    let length = 16 * BLOCK_BYTES + 77;
+    for (symbol, number) in symbols.into_iter().flat_map(|it| (1..=4).map(move |n| (it, n))) {
+        let rig = Rig::new("delay_us=10");
+        let before = rig.standin.census();
+        let handle = rig.handle(DeviceRoute::Auto);
+        let stream = rig.standin.stream(0);
+        let memory = rig.standin.allocate(0, length);
+        let (path, bytes) = (rig.path("tensor"), pattern(number, length));
+        rig.standin.kernel_write(stream, memory, &bytes);
+        let number = rig.standin.count(symbol) + number;
+        let code = if symbol.starts_with("cuFile") { 5030 } else { 700 };
+        rig.standin.configure(&format!("fail={symbol}:{number}:{code}"));
+        let what = format!("{symbol} {number}");
+        match rig.store(&handle, &path, stream, (memory, length)) {
+            Ok(()) => assert!(std::fs::read(&path).unwrap() == bytes, "{what}"),
+            Err(error) => assert!(error.device_code().is_some(), "{what}: {error}"),
+        }
+        // The handle goes on.
+        rig.store(&handle, &path, stream, (memory, length)).unwrap();
+        assert!(std::fs::read(&path).unwrap() == bytes, "{what}");
+        rig.standin.synchronize(stream);
+        drop(handle);
+        // A registration that cuFile doesn't end stays.
+        if symbol != "cuFileBufDeregister" {
+            rig.standin.free(memory);
+            rig.standin.end(stream);
+            rig.no_violations();
+            assert_eq!(rig.standin.census(), before, "{what}");
+        }
+    }
+}
+
+#[test]
 fn a_registration_that_fails_once_fails_nothing_under_auto() {
     let rig = Rig::new("fail=cuFileHandleRegister:1:5031");
     let handle = rig.handle(DeviceRoute::Auto);
@@ -508,8 +562,8 @@ fn a_registration_that_fails_once_fails_nothing_under_auto() {
 #[test]
 fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let rig = Rig::new("delay_us=20");
-    let plan = FaultPlan::new(7)
-        .fail(When::Nth(3), Scope::Direct, rustix::io::Errno::IO.raw_os_error());
+    let plan =
+        FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, rustix::io::Errno::IO.raw_os_error());
     let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
     let options = Options { device_route: DeviceRoute::Auto, ..rig.options() };
     let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();

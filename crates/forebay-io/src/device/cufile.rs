@@ -328,7 +328,9 @@ pub struct BufferRegistration {
 
 impl Drop for BufferRegistration {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
+        if self.library.cuda.is_here() {
+            // It is to be tried in a context that is broken, too.
+            let _entered = self.context.enter();
             // SAFETY: it was registered, and is still allocated by the promise made then.
             let _ = unsafe { (self.library.calls.buffer_deregister)(self.start) };
         }

@@ -311,7 +311,8 @@ fn serve(shared: &Shared) {
             continue;
         };
         drop(jobs);
-        let completion = Completion { token: transfer.token, result: shared.mover.perform(&transfer) };
+        let completion =
+            Completion { token: transfer.token, result: shared.mover.perform(&transfer) };
         let mut done = lock(&shared.done);
         done.completions.push(completion);
         let signal = std::mem::take(&mut done.sleeping);

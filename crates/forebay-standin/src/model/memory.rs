@@ -102,8 +102,8 @@ impl Memory {
             return Err(code::INVALID_VALUE);
         }
         self.allocated += 1;
-        let allocation = Allocation::new(device, length, managed, self.allocated)
-            .ok_or(code::OUT_OF_MEMORY)?;
+        let allocation =
+            Allocation::new(device, length, managed, self.allocated).ok_or(code::OUT_OF_MEMORY)?;
         let start = allocation.start;
         self.live.insert(start, Arc::new(allocation));
         Ok(start)

@@ -88,7 +88,7 @@ pub fn run(factory: &dyn EngineFactory, directory: &Path, shape: Shape) -> Outco
 ///
 /// As for [`run`].
 pub fn run_on(
-    device: Rc<dyn Device>,
+    device: &Rc<dyn Device>,
     factory: &dyn EngineFactory,
     directory: &Path,
     shape: Shape,
@@ -100,7 +100,7 @@ fn run_over(
     factory: &dyn EngineFactory,
     directory: &Path,
     shape: Shape,
-    device: Option<Rc<dyn Device>>,
+    device: Option<&Rc<dyn Device>>,
 ) -> Outcome {
     if let Err(error) = Rig::new(factory, directory, shape) {
         return Outcome::Skipped { reason: error.to_string() };
@@ -108,7 +108,7 @@ fn run_over(
     let mut case_count = 0;
     let all = CASES.iter().flat_map(|(cases, host)| cases.iter().map(move |case| (case, *host)));
     for (case, of_host) in all {
-        set_device(device.clone().filter(|_| !of_host));
+        set_device(device.filter(|_| !of_host).cloned());
         let _context = Context { case: case.name, factory, shape };
         // Each on a thread of its own would lose the panic's place; each has an engine of its own.
         let mut rig = match Rig::new(factory, directory, shape) {

@@ -251,8 +251,8 @@ mod tests {
     use forebay_standin::Standin;
 
     use super::*;
-    use crate::device::cuda::tests::stand_in;
     use crate::device::Cuda;
+    use crate::device::cuda::tests::stand_in;
 
     const LENGTH: usize = 1 << 20;
 

@@ -16,7 +16,7 @@ const LAYERS_MAX: usize = 8;
 pub enum Storage {
     /// Lustre.
     Lustre,
-    /// WekaFS.
+    /// `WekaFS`.
     WekaFs,
     /// NFS over RDMA.
     Nfs,
@@ -90,7 +90,9 @@ pub fn storage_of(root: &Path, place: Whereabouts) -> Result<Storage, String> {
         "ext4" | "xfs" => {
             let journals = |option: &str| matches!(option, "data=journal" | "data=writeback");
             if let Some(option) = options.iter().find(|option| journals(option)) {
-                return Err(format!("{kind} is mounted with {option}, and must be with data=ordered"));
+                return Err(format!(
+                    "{kind} is mounted with {option}, and must be with data=ordered"
+                ));
             }
             drive(root, place.device)
         }
