@@ -44,6 +44,7 @@ pub struct Channel {
     context: Arc<Context>,
     start: Option<Arc<Event>>,
     started: AtomicBool,
+    /// By where they start; they don't overlap.
     buffers: Vec<BufferUse>,
 }
 
@@ -54,8 +55,9 @@ impl Channel {
         file: Arc<FileRegistration>,
         context: Arc<Context>,
         start: Option<Arc<Event>>,
-        buffers: Vec<BufferUse>,
+        mut buffers: Vec<BufferUse>,
     ) -> Self {
+        buffers.sort_by_key(|buffer| buffer.range().start);
         let started = AtomicBool::new(start.is_none());
         Self { file, context, start, started, buffers }
     }
@@ -66,7 +68,9 @@ impl Channel {
     }
 
     fn base_of(&self, range: DeviceRange) -> Option<DeviceRange> {
-        self.buffers.iter().map(BufferUse::range).find(|held| held.holds(&range))
+        let after = self.buffers.partition_point(|buffer| buffer.range().start <= range.start);
+        let held = self.buffers.get(after.checked_sub(1)?)?.range();
+        held.holds(&range).then_some(held)
     }
 
     /// Sleeps until the caller's stream has done what comes before.

@@ -50,7 +50,7 @@ impl DeviceRange {
 /// What owns pinned memory.
 type Owner = Box<dyn Any + Send>;
 
-/// See the [module documentation](self).
+/// The device memory that cuFile knows in this process.
 #[derive(Debug, Default)]
 pub struct Buffers {
     entries: Mutex<BTreeMap<DeviceAddress, Entry>>,
