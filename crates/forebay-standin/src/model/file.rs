@@ -107,6 +107,9 @@ impl Model {
         if flags < 0 {
             return Err(code::FILE_INVALID_FILE_TYPE);
         }
+        if flags & (libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOATIME) != 0 {
+            return Err(code::FILE_INVALID_FILE_OPEN_FLAG);
+        }
         if matches!(self.settings.gds, Gds::Direct | Gds::P2pdma) && flags & libc::O_DIRECT == 0 {
             return Err(code::FILE_DIO_NOT_SET);
         }
