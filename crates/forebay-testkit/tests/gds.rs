@@ -63,6 +63,7 @@ impl Rig {
             block_size: BLOCK_BYTES,
             queue_depth: 8,
             staging_bytes: STAGING_BYTES,
+            device_staging_bytes: STAGING_BYTES,
             // Files that a test just wrote are in the page cache.
             page_cache: false,
             devices: Some(Arc::clone(&self.devices)),
@@ -117,6 +118,12 @@ impl Rig {
         let stream = self.standin.stream(0);
         round_trip(self, handle, stream, (seed, 8, GUARD as u64), LENGTH);
         self.standin.end(stream);
+    }
+
+    /// What there is but for contexts: one stays held for registering pool memory.
+    fn census(&self) -> String {
+        let census = self.standin.census();
+        census.split_once(' ').unwrap().1.to_owned()
     }
 
     fn no_violations(&self) {
@@ -187,7 +194,7 @@ fn way_of(handle: &Handle) -> (&'static str, String) {
 #[test]
 fn every_length_offset_and_address_comes_back_on_every_engine() {
     let rig = Rig::new("delay_us=40");
-    let before = rig.standin.census();
+    let before = rig.census();
     for engine in EngineKind::ALL {
         let choice = EngineChoice::Named(engine);
         let route = DeviceRoute::Gds;
@@ -211,7 +218,7 @@ fn every_length_offset_and_address_comes_back_on_every_engine() {
         assert_eq!(way_of(&handle), ("gds", "NVMe, through nvidia-fs".to_owned()));
     }
     rig.no_violations();
-    assert_eq!(rig.standin.census(), before);
+    assert_eq!(rig.census(), before);
 }
 
 #[test]
@@ -237,7 +244,7 @@ fn blocks_of_an_operation_are_no_longer_than_asked_for_and_share_one_registratio
 #[test]
 fn long_operations_have_their_memory_registered_for_as_long_as_they_run() {
     let rig = Rig::new("delay_us=20");
-    let before = rig.standin.census();
+    let before = rig.census();
     let handle = rig.handle(DeviceRoute::Gds);
     let stream = rig.standin.stream(0);
     let length = 16 * BLOCK_BYTES + 5000;
@@ -258,7 +265,7 @@ fn long_operations_have_their_memory_registered_for_as_long_as_they_run() {
     rig.standin.end(stream);
     rig.no_violations();
     drop(handle);
-    assert_eq!(rig.standin.census(), before);
+    assert_eq!(rig.census(), before);
 }
 
 #[test]
@@ -422,7 +429,7 @@ fn a_driver_that_does_not_open_is_tried_once_and_named() {
 #[test]
 fn a_file_that_cufile_refuses_goes_through_the_host_or_is_an_error_with_its_code() {
     let rig = Rig::new("gds=unsupported");
-    let before = rig.standin.census();
+    let before = rig.census();
     let handle = rig.handle(DeviceRoute::Auto);
     for seed in 0..3 {
         rig.moves_right(&handle, seed);
@@ -443,13 +450,13 @@ fn a_file_that_cufile_refuses_goes_through_the_host_or_is_an_error_with_its_code
     rig.standin.end(stream);
     rig.no_violations();
     drop((handle, strict));
-    assert_eq!(rig.standin.census(), before);
+    assert_eq!(rig.census(), before);
 }
 
 /// The n-th transfer of an operation fails with a code, and what that does.
 fn refuse_nth(symbol: &str, number: usize, code: i32, route: DeviceRoute) -> (Rig, Option<Error>) {
     let rig = Rig::new("delay_us=20");
-    let before = rig.standin.census();
+    let before = rig.census();
     let handle = rig.handle(route);
     let stream = rig.standin.stream(0);
     let (path, bytes) = (rig.path("tensor"), pattern(9, LENGTH));
@@ -477,7 +484,7 @@ fn refuse_nth(symbol: &str, number: usize, code: i32, route: DeviceRoute) -> (Ri
     rig.standin.end(stream);
     rig.no_violations();
     drop(handle);
-    assert_eq!(rig.standin.census(), before);
+    assert_eq!(rig.census(), before);
     (rig, error)
 }
 
@@ -519,7 +526,7 @@ fn whatever_call_fails_bytes_are_right_or_an_error_says_so_and_nothing_is_left()
     let length = 16 * BLOCK_BYTES + 77;
     for (symbol, number) in symbols.into_iter().flat_map(|it| (1..=4).map(move |n| (it, n))) {
         let rig = Rig::new("delay_us=10");
-        let before = rig.standin.census();
+        let before = rig.census();
         let handle = rig.handle(DeviceRoute::Auto);
         let stream = rig.standin.stream(0);
         let memory = rig.standin.allocate(0, length);
@@ -548,7 +555,7 @@ fn whatever_call_fails_bytes_are_right_or_an_error_says_so_and_nothing_is_left()
             rig.standin.free(memory);
             rig.standin.end(stream);
             rig.no_violations();
-            assert_eq!(rig.standin.census(), before, "{what}");
+            assert_eq!(rig.census(), before, "{what}");
         }
     }
 }
@@ -640,7 +647,7 @@ fn files_without_direct_io_go_through_the_host() {
 #[test]
 fn two_handles_share_the_driver_and_many_operations_leave_nothing_behind() {
     let rig = Rig::new("delay_us=10");
-    let before = rig.standin.census();
+    let before = rig.census();
     {
         let handles = [rig.handle(DeviceRoute::Auto), rig.handle(DeviceRoute::Gds)];
         let streams = [rig.standin.stream(0), rig.standin.stream(1)];
@@ -669,7 +676,7 @@ fn two_handles_share_the_driver_and_many_operations_leave_nothing_behind() {
     }
     assert_eq!(rig.standin.count("cuFileDriverOpen"), 1);
     assert_eq!(rig.standin.count("cuFileHandleRegister"), 40);
-    assert_eq!(rig.standin.census(), before);
+    assert_eq!(rig.census(), before);
     rig.no_violations();
 }
 
