@@ -27,7 +27,7 @@ pub(crate) fn gds_missing(py: Python<'_>) -> Vec<String> {
 /// The number of the device that an array's memory is on; `None`: the host's.
 #[pyfunction]
 pub(crate) fn device_of(array: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
-    Ok(Memory::anywhere(array, false)?.device.map(|device| device.ordinal))
+    Ok(Memory::in_runs(array, false)?.device.map(|device| device.ordinal))
 }
 
 /// Registers the device memory of an array with cuFile, and keeps the array until it is unpinned;
@@ -56,7 +56,7 @@ pub(crate) fn unpin_device_memory(array: &Bound<'_, PyAny>) -> PyResult<bool> {
 #[pyfunction]
 pub(crate) fn is_device_memory_pinned(array: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = array.py();
-    if Memory::anywhere(array, false)?.device.is_none() {
+    if Memory::in_runs(array, false)?.device.is_none() {
         return Ok(false);
     }
     let (range, ..) = on_device(array)?;

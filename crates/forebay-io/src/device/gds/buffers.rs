@@ -181,6 +181,9 @@ impl Buffers {
         range: DeviceRange,
         is_long: bool,
     ) -> Result<Option<BufferUse>> {
+        if !is_long && self.entries().is_empty() {
+            return Ok(None);
+        }
         let allocation = allocation_at(context.cuda(), range.start)?;
         // Goes after the lock: an owner's end may come back here.
         let _owners;
