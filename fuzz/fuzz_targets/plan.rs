@@ -7,7 +7,7 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use forebay_io::plan::{Block, Direction, Geometry, Route, Span};
+use forebay_io::plan::{Block, Direction, Geometry, Reach, Route, Span};
 use libfuzzer_sys::fuzz_target;
 
 /// Most blocks of one plan that are looked at: a 64-bit span has more than there is time for.
@@ -23,6 +23,7 @@ struct Input {
     block_granules: u16,
     staged_granules: u8,
     is_direct: bool,
+    reach: u8,
     is_load: bool,
 }
 
@@ -44,6 +45,7 @@ impl Input {
             block_bytes: (usize::from(self.block_granules) + 1) << granule_shift,
             staged_block_bytes: (usize::from(self.staged_granules) + 2) << granule_shift,
             direct: self.is_direct,
+            reach: [Reach::Kernel, Reach::Copies, Reach::Gds][usize::from(self.reach % 3)],
         };
         Some((span, geometry))
     }
@@ -78,20 +80,24 @@ fn check(span: &Span, geometry: &Geometry, direction: Direction, block: &Block) 
     let window_end = block.window_offset + block.window_length as u64;
     assert!(block.window_offset <= wanted && wanted_end <= window_end);
     assert_eq!(block.skip(span) as u64, wanted - block.window_offset);
+    let kernel = geometry.reach == Reach::Kernel;
     if block.route == Route::Buffered {
         assert_eq!((block.window_offset, block.window_length), (wanted, block.length));
         assert!(geometry.direct || block.length <= geometry.block_bytes);
+        assert!(kernel || block.length <= geometry.staged_block_bytes);
         return;
     }
     assert!(geometry.direct, "only buffered blocks where direct I/O can't be had");
     assert!(block.window_offset.is_multiple_of(granule));
     assert!((block.window_length as u64).is_multiple_of(granule));
-    if block.route == Route::Direct {
+    if block.route == Route::Staged {
+        assert!(block.window_length <= geometry.staged_block_bytes);
+    } else {
         assert_eq!(block.window_length, block.length);
         assert!(block.length <= geometry.block_bytes);
-        assert!((span.address + block.position).is_multiple_of(geometry.memory_alignment));
-    } else {
-        assert!(block.window_length <= geometry.staged_block_bytes);
+        assert_eq!(block.route == Route::Gds, geometry.reach == Reach::Gds);
+        let aligned = (span.address + block.position).is_multiple_of(geometry.memory_alignment);
+        assert!(block.route == Route::Gds || (kernel && aligned));
     }
     if direction == Direction::Store {
         assert_eq!(block.window_length, block.length, "a store touches no other byte");
@@ -112,7 +118,11 @@ fn fewest_staged(span: &Span, geometry: &Geometry, direction: Direction, planned
     let core_start = span.offset.next_multiple_of(granule).min(end);
     let core_end = (end - end % granule).max(core_start);
     let core_address = span.address as u64 + (core_start - span.offset);
-    let is_aligned = core_address.is_multiple_of(geometry.memory_alignment as u64);
+    let is_aligned = match geometry.reach {
+        Reach::Kernel => core_address.is_multiple_of(geometry.memory_alignment as u64),
+        Reach::Copies => false,
+        Reach::Gds => true,
+    };
     let planned_end = span.offset + planned as u64;
     let core_bytes = planned_end.clamp(core_start, core_end) - core_start;
     let ragged_bytes = planned as u64 - core_bytes;

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
-__all__ = ["FileFacts", "PoolStats", "Stats"]
+__all__ = ["DeviceRoute", "FileFacts", "PoolStats", "Stats"]
+
+
+class DeviceRoute(TypedDict):
+    """Which way the device memory of a file went last, and why.
+
+    ``"gds"`` is between drive and device. ``"host"`` is through the host's memory. ``"compat"`` is
+    that too, where cuFile would take the file and then go that way itself, in its compatibility
+    mode.
+    """
+
+    route: Literal["gds", "compat", "host"]
+    reason: str
 
 
 class Stats(TypedDict):
-    """What a handle did: bytes by route, transfers, latencies of transfers, fallbacks taken."""
+    """What a handle did: bytes by route, transfers, latencies of transfers, fallbacks taken.
+
+    ``bytes_gds`` and ``bytes_device`` are bytes of device memory: those that went by GPUDirect
+    Storage, and those that were copied. ``device_routes`` has the newest 64 files with device
+    memory, by name.
+    """
 
     engine: str
     operations: int
@@ -21,6 +38,7 @@ class Stats(TypedDict):
     bytes_buffered: int
     bytes_cached: int
     bytes_registered: int
+    bytes_gds: int
     bytes_device: int
     transfers: int
     retries: int
@@ -31,6 +49,7 @@ class Stats(TypedDict):
     latency_us_max: int
     staging_bytes: int
     fallbacks: dict[str, int]
+    device_routes: dict[str, DeviceRoute]
 
 
 class PoolStats(TypedDict):

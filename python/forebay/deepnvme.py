@@ -13,8 +13,10 @@ What differs, on purpose:
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from forebay import _forebay, _pinned
 from forebay._arguments import (
@@ -71,6 +73,9 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
     1
     """
 
+    _device_route: Literal["auto", "gds", "host"] = "auto"
+    """Which way tensors in device memory go."""
+
     def __init__(
         self,
         block_size: int = 1024 * 1024,
@@ -89,6 +94,7 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
             queue_depth=self._queue_depth,
             single_submit=self._single_submit,
             intra_op_parallelism=self._intra_op_parallelism,
+            device_route=self._device_route,
         )
         # Reentrant: a finalizer that runs in between may come back here.
         self._lock = threading.RLock()
@@ -353,7 +359,7 @@ class _Pending:
             return
         buffer, path, offset = self._validation
         name = path if isinstance(path, str) else f"/proc/self/fd/{path}"
-        position = _forebay.compare(buffer, name, offset)
+        position = _differs(buffer, name, offset)
         if position is not None:
             raise MismatchError(
                 f"validate: the tensor and {name} differ from offset {position} on",
@@ -361,6 +367,21 @@ class _Pending:
                 offset=position,
                 operation="validate",
             )
+
+
+def _differs(buffer: Any, name: str, offset: int) -> int | None:
+    """Return the offset from which on an array and a file differ, if they do."""
+    if _forebay.device_of(buffer) is None:
+        return _forebay.compare(buffer, name, offset)
+    # By way of a file in memory, which takes arrays of any kind.
+    descriptor = os.memfd_create("forebay-validate")
+    try:
+        with Handle(device_route="host") as handle:
+            handle.store(buffer, descriptor)
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as copy:
+            return _forebay.compare(copy, name, offset)
+    finally:
+        os.close(descriptor)
 
 
 def _asynchronous(value: bool, keyword: dict[str, bool]) -> bool:

@@ -7,7 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
-from forebay import _forebay
+from forebay import _cufile, _forebay
 from forebay._arguments import Target, parse_offset, parse_seconds, parse_size, parse_target
 from forebay._endings import handles, report_unraisable
 from forebay._pending import Pending
@@ -85,6 +85,10 @@ class Handle:
         Most bytes per second.
     pool : Pool, optional
         Where memory comes from; else the pool of the process.
+    device_route : {"auto", "gds", "host"}
+        Which way arrays in device memory go: by GPUDirect Storage for files that it moves
+        directly and through the host's memory for others; by GPUDirect Storage or else it is an
+        error; through the host's memory. ``stats()["device_routes"]`` says which it was.
     stripe : list of directories or Stripe, optional
         Stripe files over these directories, best on a drive each. Every path that the handle is
         given is then the name of a striped file: relative, without ``..``. A load checks that all
@@ -138,6 +142,7 @@ class Handle:
         iopoll: bool = False,
         throttle: int | str | None = None,
         pool: Pool | None = None,
+        device_route: Literal["auto", "gds", "host"] = "auto",
         stripe: Stripe | Iterable[Any] | None = None,
         stripe_size: int | str | None = None,
     ) -> None:
@@ -150,7 +155,10 @@ class Handle:
             "single_submit": single_submit,
             "sqpoll": sqpoll,
             "iopoll": iopoll,
+            "device_route": device_route,
         }
+        if device_route != "host":
+            _cufile.announce()
         numbers = {
             "block_size": (block_size, "block_size"),
             "queue_depth": (queue_depth, "queue_depth"),

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
-
 import pytest
 
 import forebay
 from conftest import run_python
-from forebay.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_names_that_are_there_import_no_framework() -> None:
@@ -48,15 +41,3 @@ def test_integrations_are_there_when_they_are_asked_for() -> None:
 def test_a_name_that_isnt_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'FastWriter'"):
         _ = forebay.FastWriter  # type: ignore[attr-defined]
-
-
-def test_a_gds_handle_is_refused_and_leaves_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    environment = dict(os.environ)
-    with pytest.raises(UnsupportedError, match="doesn't use GPUDirect Storage") as caught:
-        forebay.gds_handle(1 << 20, queue_depth=8)
-    assert "aio_handle" in str(caught.value)
-    assert os.listdir() == []
-    assert dict(os.environ) == environment

@@ -2,10 +2,11 @@
 //! environment, should that ever be needed.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::device::Devices;
 use crate::engine::{EngineKind, TRANSFER_BYTES_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
@@ -51,6 +52,18 @@ pub enum DirectMode {
     Never,
     /// Always: where direct I/O is refused, the operation is an error.
     Always,
+}
+
+/// Which way the memory of devices goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceRoute {
+    /// By GPUDirect Storage where that is direct, else through the host's memory.
+    #[default]
+    Auto,
+    /// By GPUDirect Storage; where that isn't direct, an operation is an error.
+    Gds,
+    /// Through the host's memory. cuFile isn't even looked for.
+    Host,
 }
 
 /// How far a store goes before it is done.
@@ -100,6 +113,7 @@ named!(EngineChoice, "engine",
     "aio" => Self::Named(EngineKind::Aio),
     "threads" => Self::Named(EngineKind::Threads));
 named!(DirectMode, "direct mode", "auto" => Self::Auto, "never" => Self::Never, "always" => Self::Always);
+named!(DeviceRoute, "device route", "auto" => Self::Auto, "gds" => Self::Gds, "host" => Self::Host);
 named!(Durability, "durability", "none" => Self::None, "data" => Self::Data, "full" => Self::Full);
 named!(Priority, "priority", "demand" => Self::Demand, "prefetch" => Self::Prefetch);
 
@@ -138,6 +152,10 @@ pub struct Options {
     pub throttle_bytes_per_second: Option<u64>,
     /// Where memory comes from; `None` is the pool of the process, [`Pool::global`].
     pub pool: Option<Arc<Pool>>,
+    /// Which way the memory of devices goes.
+    pub device_route: DeviceRoute,
+    /// Whose cuFile is used; `None` is that of the process, [`Devices::global`].
+    pub devices: Option<Arc<Devices>>,
     /// What drives do best with. For files on a drive that it knows, that takes the place of the
     /// options above that [`Tuning`] has too; a request goes by the drive of its first file. Each
     /// set of options has workers of its own, with staging memory of their own.
@@ -184,6 +202,8 @@ impl Default for Options {
             device_staging_bytes: DEFAULT_DEVICE_STAGING_BYTES,
             throttle_bytes_per_second: None,
             pool: None,
+            device_route: DeviceRoute::Auto,
+            devices: None,
             tunings: None,
         }
     }
@@ -214,6 +234,17 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// Where programs leave what isn't to stay: `TMPDIR`, or `/tmp`.
+pub(crate) fn temporary_directory() -> PathBuf {
+    std::env::temp_dir()
+}
+
+/// Where cuFile looks for its settings: where `CUFILE_ENV_PATH_JSON` says, or in `/etc` under a root.
+pub(crate) fn cufile_settings(root: &Path) -> PathBuf {
+    std::env::var_os("CUFILE_ENV_PATH_JSON")
+        .map_or_else(|| root.join("etc/cufile.json"), PathBuf::from)
 }
 
 fn within(name: &str, value: usize, min: usize, max: usize) -> Result<()> {

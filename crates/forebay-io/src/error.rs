@@ -171,6 +171,13 @@ impl Error {
         self
     }
 
+    /// What the user can try, unless that was said already.
+    #[must_use]
+    pub fn hint_if_none(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint.get_or_insert_with(|| hint.into());
+        self
+    }
+
     /// What to match on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

@@ -29,6 +29,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::config::DirectMode;
+use crate::device::gds::Whereabouts;
 use crate::directory::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Direction;
@@ -84,6 +85,8 @@ impl From<&File> for Target {
 pub(crate) struct Mount {
     direct_refusal: OnceLock<String>,
     uncached_refused: AtomicBool,
+    gds_refusal: OnceLock<String>,
+    gds_told: AtomicBool,
 }
 
 impl Mount {
@@ -95,6 +98,22 @@ impl Mount {
     /// Remembers that direct I/O doesn't work here; `true` if that is news.
     pub(crate) fn refuse_direct(&self, reason: &str) -> bool {
         self.direct_refusal.set(reason.to_owned()).is_ok()
+    }
+
+    /// What cuFile said that rules GPUDirect Storage out on this mount, if it did.
+    pub(crate) fn gds_refusal(&self) -> Option<&str> {
+        self.gds_refusal.get().map(String::as_str)
+    }
+
+    /// Remembers that GPUDirect Storage doesn't work here.
+    pub(crate) fn refuse_gds(&self, reason: &str) {
+        // Whoever came first said it.
+        let _ = self.gds_refusal.set(reason.to_owned());
+    }
+
+    /// Whether nobody has told yet that files here don't go by GPUDirect Storage.
+    pub(crate) fn tell_of_gds(&self) -> bool {
+        !self.gds_told.swap(true, Ordering::Relaxed)
     }
 
     /// Whether `RWF_DONTCACHE` is still worth a try.
@@ -374,6 +393,18 @@ impl TensorFile {
     /// The descriptor that goes through the page cache.
     pub(crate) fn buffered(&self) -> BorrowedFd<'_> {
         self.buffered.as_fd()
+    }
+
+    /// The descriptor for direct I/O, where there is one.
+    pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
+        self.direct.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What tells which storage the file is on.
+    pub(crate) fn whereabouts_of_storage(&self) -> Whereabouts {
+        let (major, minor, _) = self.key;
+        let mount = self.regular.then_some(self.status.stx_mnt_id);
+        Whereabouts { device: (major, minor), mount }
     }
 
     /// The descriptor for a route.

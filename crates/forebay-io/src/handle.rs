@@ -25,6 +25,7 @@ use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
 use crate::request::{
     DeviceAccess, Request, check_end, check_files, check_memory, check_parts, reach_of, runs_of,
 };
+use crate::routes::Routes;
 use crate::runtime::Runtime;
 use crate::stats::{Stats, add};
 use crate::syscalls::cached_bytes;
@@ -87,6 +88,7 @@ impl Handle {
     /// As for [`Self::new`].
     pub fn with_factory(options: Options, factory: Arc<dyn EngineFactory>) -> Result<Self> {
         options.validate()?;
+        Routes::new(&options).check()?;
         let factory = throttled(factory, &options)?;
         let runtime = Arc::new(Runtime::start(&options, &factory)?);
         enlist(&runtime);
@@ -193,7 +195,11 @@ impl Handle {
         let durability = request.durability.unwrap_or(self.options.durability);
         let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
         let opened = self.open_all(runtime, request, durability, &mut files);
-        let checked = opened.and_then(|workers| check_files(request, &files).map(|()| workers));
+        let checked = opened.and_then(|workers| {
+            check_files(request, &files)?;
+            let terms = (workers.block_bytes, runtime.counters.as_ref());
+            runtime.routes.choose(request, devices, &mut files, terms).map(|()| workers)
+        });
         let workers = match checked {
             Ok(workers) => workers,
             Err(error) => {

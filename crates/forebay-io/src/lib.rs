@@ -45,6 +45,7 @@ pub mod stats;
 pub mod usage;
 
 mod order;
+mod routes;
 mod runtime;
 mod scheduler;
 mod staging;
@@ -54,7 +55,9 @@ mod worker;
 mod workers;
 
 pub use commit::Commit;
-pub use config::{DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings};
+pub use config::{
+    DeviceRoute, DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings,
+};
 pub use engine::EngineKind;
 pub use error::{DeviceCode, Error, ErrorKind, Result};
 pub use files::{FileFacts, Target, facts, reserve};

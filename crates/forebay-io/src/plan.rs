@@ -1,13 +1,15 @@
 //! The planner: which bytes move how. Pure arithmetic, no system calls.
 //!
 //! A [`Span`] (file offset, memory address, length) is cut into [`Block`]s, one after another, for
-//! a file with a given [`Geometry`]. Each block takes one of three routes:
+//! a file with a given [`Geometry`]. Each block takes one of four routes:
 //!
 //! - [`Route::Direct`]: between the drive and the caller's memory; offset, length and address
 //!   keep the rules of direct I/O.
 //! - [`Route::Staged`]: through an aligned block, because the address breaks the rules or, for a
 //!   load, because an end of the span is ragged; a load then moves the window of whole granules
 //!   around the wanted bytes.
+//! - [`Route::Gds`]: between the drive and a device's memory, whatever the address; whole granules
+//!   of the file, so that nobody's bytes are read and written back around a ragged end.
 //! - [`Route::Buffered`]: through the page cache, exactly the wanted bytes: whole spans of files
 //!   that aren't open for direct I/O, and the ragged ends of a store. A neighbour's bytes are
 //!   never rewritten: not by this process, nor behind the back of another one.
@@ -17,7 +19,7 @@
 //! - The blocks of a span cover every byte of it once, in order.
 //! - No direct or staged transfer breaks an alignment rule, or is longer than a block.
 //! - Memory that the kernel can't reach has no direct block, and none that is longer than a staging
-//!   block.
+//!   block but for those of [`Route::Gds`].
 //! - What is staged of other memory is minimal: nothing but ragged ends of a load if the address is congruent to
 //!   the offset, and nothing of a store in that case.
 
@@ -35,9 +37,20 @@ pub struct Geometry {
     pub staged_block_bytes: usize,
     /// The file is open for direct I/O. If not, everything is buffered.
     pub direct: bool,
-    /// The kernel can reach the memory. If not, as for a device's, every block goes through a
-    /// staging block, buffered ones too, and none is longer than that.
-    pub reachable: bool,
+    /// Who can reach the memory.
+    pub reach: Reach,
+}
+
+/// Who can reach the memory of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The kernel.
+    Kernel,
+    /// Copies only, as with a device: every block goes through a staging block, buffered ones too,
+    /// and none is longer than that.
+    Copies,
+    /// The same, but that the whole granules of the file go by GPUDirect Storage.
+    Gds,
 }
 
 /// Granules that a staging block must hold for a file to be planned for direct I/O.
@@ -70,6 +83,8 @@ pub enum Route {
     Direct,
     /// Through an aligned staging block.
     Staged,
+    /// Between the drive and a device's memory, by GPUDirect Storage.
+    Gds,
     /// Through the page cache.
     Buffered,
 }
@@ -127,7 +142,7 @@ impl Span {
         let stageable = geometry.staged_block_bytes as u64
             >= STAGED_GRANULES_MIN as u64 * geometry.offset_alignment;
         if !geometry.direct || !stageable {
-            let most = if geometry.reachable {
+            let most = if geometry.reach == Reach::Kernel {
                 geometry.block_bytes
             } else {
                 geometry.block_bytes.min(geometry.staged_block_bytes)
@@ -138,9 +153,9 @@ impl Span {
         let core_start = self.offset.next_multiple_of(granule);
         let core_end = end - end % granule;
         let in_core = start >= core_start && start < core_end;
-        if in_core && self.is_congruent(geometry, core_start) {
+        if in_core && let Some(route) = self.core_route(geometry, core_start) {
             let length = bounded(core_end - start, geometry.block_bytes);
-            return Some(exact(Route::Direct, position, start, length));
+            return Some(exact(route, position, start, length));
         }
         match direction {
             Direction::Store if in_core => {
@@ -153,21 +168,27 @@ impl Span {
                 Some(exact(Route::Buffered, position, start, bounded(edge_end - start, left)))
             }
             Direction::Load => {
-                // With a congruent core, the window of a ragged head ends where the core starts.
-                let congruent_head = start < core_start
+                // The window of a ragged head ends where a core starts that isn't staged.
+                let head_alone = start < core_start
                     && core_start < core_end
-                    && self.is_congruent(geometry, core_start);
-                let stop = if congruent_head { core_start } else { end };
+                    && self.core_route(geometry, core_start).is_some();
+                let stop = if head_alone { core_start } else { end };
                 Some(window(geometry, position, start, stop))
             }
         }
     }
 
-    /// Whether memory behind the first whole granule is aligned as direct I/O wants it.
-    fn is_congruent(&self, geometry: &Geometry, core_start: u64) -> bool {
+    /// How whole granules move where they needn't be staged: the kernel wants memory behind the
+    /// first of them aligned.
+    fn core_route(&self, geometry: &Geometry, core_start: u64) -> Option<Route> {
         let head = core_start - self.offset;
         let address = (self.address as u64).wrapping_add(head);
-        geometry.reachable && address.is_multiple_of(geometry.memory_alignment as u64)
+        let aligned = address.is_multiple_of(geometry.memory_alignment as u64);
+        match geometry.reach {
+            Reach::Kernel => aligned.then_some(Route::Direct),
+            Reach::Copies => None,
+            Reach::Gds => Some(Route::Gds),
+        }
     }
 }
 
@@ -202,14 +223,15 @@ mod tests {
     use super::*;
 
     fn geometries() -> impl Strategy<Value = Geometry> {
-        (12u32..17, 0u32..13, 1usize..40, 1usize..20, any::<bool>(), any::<bool>()).prop_map(
-            |(granule, memory, block, staged, direct, reachable)| Geometry {
+        let reach = prop_oneof![Just(Reach::Kernel), Just(Reach::Copies), Just(Reach::Gds)];
+        (12u32..17, 0u32..13, 1usize..40, 1usize..20, any::<bool>(), reach).prop_map(
+            |(granule, memory, block, staged, direct, reach)| Geometry {
                 offset_alignment: 1 << granule,
                 memory_alignment: 1 << memory,
                 block_bytes: block << granule,
                 staged_block_bytes: staged << granule,
                 direct,
-                reachable,
+                reach,
             },
         )
     }
@@ -247,8 +269,11 @@ mod tests {
         let window_end = block.window_offset + block.window_length as u64;
         assert!(block.window_offset <= wanted && wanted_end <= window_end);
         assert_eq!(block.skip(span) as u64, wanted - block.window_offset);
-        assert!(geometry.reachable || block.window_length <= geometry.staged_block_bytes);
-        assert!(geometry.reachable || block.route != Route::Direct);
+        let kernel = geometry.reach == Reach::Kernel;
+        assert!(kernel || block.route != Route::Direct);
+        assert!(geometry.reach == Reach::Gds || block.route != Route::Gds);
+        let copied = !kernel && block.route != Route::Gds;
+        assert!(!copied || block.window_length <= geometry.staged_block_bytes);
         if block.route == Route::Buffered {
             assert_eq!((block.window_offset, block.window_length), (wanted, block.length));
             return;
@@ -261,6 +286,10 @@ mod tests {
                 assert_eq!(block.window_length, block.length);
                 assert!(block.length <= geometry.block_bytes);
                 assert_eq!((span.address + block.position) % geometry.memory_alignment, 0);
+            }
+            Route::Gds => {
+                assert_eq!(block.window_length, block.length);
+                assert!(block.length <= geometry.block_bytes);
             }
             _ => assert!(block.window_length <= geometry.staged_block_bytes),
         }
@@ -282,8 +311,11 @@ mod tests {
             let stop = end.min(granule_start + granule);
             let whole = offset == granule_start && stop == granule_start + granule;
             let address = span.address as u64 + (offset - span.offset);
-            let aligned =
-                geometry.reachable && address.is_multiple_of(geometry.memory_alignment as u64);
+            let aligned = match geometry.reach {
+                Reach::Kernel => address.is_multiple_of(geometry.memory_alignment as u64),
+                Reach::Copies => false,
+                Reach::Gds => true,
+            };
             let staged_here = match direction {
                 Direction::Load => !(whole && aligned),
                 Direction::Store => whole && !aligned,
@@ -332,7 +364,7 @@ mod tests {
             block_bytes: 1 << 20,
             staged_block_bytes: 1 << 20,
             direct: true,
-            reachable: true,
+            reach: Reach::Kernel,
         };
         let span = Span { offset: 0, address: 1 << 21, length: (3 << 20) + 4096 };
         for direction in [Direction::Load, Direction::Store] {

@@ -31,6 +31,7 @@ fn probe(engine: EngineKind) -> EngineProbe {
             single_submit: false,
             sqpoll: false,
             iopoll: false,
+            channels: None,
         })
     });
     match built {

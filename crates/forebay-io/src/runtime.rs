@@ -18,6 +18,7 @@ use crate::files::{Mounts, TensorFile};
 use crate::handle::factory_of;
 use crate::memory::{Pool, process};
 use crate::plan::Direction;
+use crate::routes::Routes;
 use crate::stats::Counters;
 use crate::tracker::Tracker;
 use crate::workers::Workers;
@@ -32,6 +33,7 @@ pub(crate) struct Runtime {
     pub(crate) tracker: Arc<Tracker>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) mounts: Mounts,
+    pub(crate) routes: Routes,
     pub(crate) pool: Arc<Pool>,
 }
 
@@ -53,7 +55,9 @@ impl Runtime {
     pub(crate) fn start(options: &Options, factory: &Arc<dyn EngineFactory>) -> Result<Self> {
         let counters = Arc::new(Counters::default());
         let pool = options.pool.clone().unwrap_or_else(Pool::global);
-        let workers = Arc::new(Workers::start(options, factory, &counters, &pool)?);
+        let routes = Routes::new(options);
+        let workers =
+            Arc::new(Workers::start(options, factory, routes.channels(), (&counters, &pool))?);
         Ok(Self {
             process: process::number(),
             options: options.clone(),
@@ -62,6 +66,7 @@ impl Runtime {
             tracker: Arc::new(Tracker::new(Arc::clone(&counters))),
             counters,
             mounts: Mounts::default(),
+            routes,
             pool,
         })
     }
@@ -95,7 +100,8 @@ impl Runtime {
         let options = self.options.clone().tuned_to(tuning);
         let started = options.validate().and_then(|()| {
             let factory = factory_of(&options)?;
-            Workers::start(&options, &factory, &self.counters, &self.pool)
+            let channels = self.routes.channels();
+            Workers::start(&options, &factory, channels, (&self.counters, &self.pool))
         });
         match started {
             Ok(workers) => {

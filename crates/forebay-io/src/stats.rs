@@ -1,6 +1,6 @@
 //! What a handle did: bytes by route, transfers, latencies, and every fallback it took.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,6 +9,8 @@ use std::time::Duration;
 const LATENCY_CLASSES: usize = 32;
 /// Distinct fallback texts that are kept; more than that would be a leak, not information.
 const FALLBACKS_MAX: usize = 64;
+/// Files of which the way of their device memory is remembered.
+const DEVICE_ROUTES_MAX: usize = 64;
 
 /// A snapshot of what a handle did since it was made. All byte counts are of wanted bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct Stats {
     pub bytes_cached: u64,
     /// Bytes that moved through registered memory.
     pub bytes_registered: u64,
+    /// Bytes that went between drives and the memory of devices by GPUDirect Storage.
+    pub bytes_gds: u64,
     /// Bytes that were copied between staging blocks and the memory of devices.
     pub bytes_device: u64,
     /// Transfers that were asked of the kernel, retries included.
@@ -55,6 +59,20 @@ pub struct Stats {
     pub staging_bytes: u64,
     /// Fallbacks taken, in words, and how often.
     pub fallbacks: Vec<(String, u64)>,
+    /// Which way the device memory of files went last, the newest files.
+    pub device_routes: Vec<DeviceRouteTaken>,
+}
+
+/// Which way the device memory of a file went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRouteTaken {
+    /// The file, as it was named.
+    pub file: String,
+    /// `"gds"`: between drive and device; `"host"`: through the host's memory; `"compat"`: the
+    /// same, where cuFile would have done that too, and not have said so.
+    pub route: &'static str,
+    /// Why.
+    pub reason: String,
 }
 
 /// The live counters behind [`Stats`].
@@ -70,6 +88,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_buffered: AtomicU64,
     pub(crate) bytes_cached: AtomicU64,
     pub(crate) bytes_registered: AtomicU64,
+    pub(crate) bytes_gds: AtomicU64,
     pub(crate) bytes_device: AtomicU64,
     pub(crate) transfers: AtomicU64,
     pub(crate) retries: AtomicU64,
@@ -79,6 +98,7 @@ pub(crate) struct Counters {
     latency_us_max: AtomicU64,
     latencies: [AtomicU64; LATENCY_CLASSES],
     fallbacks: Mutex<Fallbacks>,
+    device_routes: Mutex<VecDeque<DeviceRouteTaken>>,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +141,24 @@ impl Counters {
         std::mem::take(&mut self.lock_fallbacks().unreported)
     }
 
+    /// Remembers which way the device memory of a file goes.
+    pub(crate) fn device_route(&self, file: &str, route: &'static str, reason: &str) {
+        let mut routes = self.lock_device_routes();
+        routes.retain(|known| known.file != file);
+        if routes.len() == DEVICE_ROUTES_MAX {
+            routes.pop_front();
+        }
+        routes.push_back(DeviceRouteTaken {
+            file: file.to_owned(),
+            route,
+            reason: reason.to_owned(),
+        });
+    }
+
+    fn lock_device_routes(&self) -> MutexGuard<'_, VecDeque<DeviceRouteTaken>> {
+        self.device_routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_fallbacks(&self) -> MutexGuard<'_, Fallbacks> {
         self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,6 +180,7 @@ impl Counters {
             bytes_buffered: read(&self.bytes_buffered),
             bytes_cached: read(&self.bytes_cached),
             bytes_registered: read(&self.bytes_registered),
+            bytes_gds: read(&self.bytes_gds),
             bytes_device: read(&self.bytes_device),
             transfers: read(&self.transfers),
             retries: read(&self.retries),
@@ -152,6 +191,7 @@ impl Counters {
             latency_us_max,
             staging_bytes: read(&self.staging_bytes),
             fallbacks: counts.into_iter().collect(),
+            device_routes: self.lock_device_routes().iter().cloned().collect(),
         }
     }
 }
@@ -186,6 +226,20 @@ mod tests {
         assert_eq!(stats.latency_us_p50, 128);
         assert_eq!(stats.latency_us_p99, 128);
         assert_eq!(stats.latency_us_max, 5000);
+    }
+
+    #[test]
+    fn the_newest_files_have_their_way_told() {
+        let counters = Counters::default();
+        for index in 0..=DEVICE_ROUTES_MAX {
+            counters.device_route(&format!("/{index}"), "host", "nvidia-fs isn't loaded");
+        }
+        counters.device_route("/1", "gds", "NVMe");
+        let routes = counters.snapshot("uring").device_routes;
+        assert_eq!(routes.len(), DEVICE_ROUTES_MAX);
+        assert_eq!(routes[0].file, "/2");
+        let last = routes.last().unwrap();
+        assert_eq!((last.file.as_str(), last.route), ("/1", "gds"));
     }
 
     #[test]

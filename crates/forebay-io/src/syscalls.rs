@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "raw system calls that rustix doesn't wrap")]
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 /// Number of `cachestat(2)`, the same on every architecture that Linux added it to in 6.5.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -22,6 +23,24 @@ struct Cachestat {
     writeback: u64,
     evicted: u64,
     recently_evicted: u64,
+}
+
+/// Runs `work` on a thread that has a working directory of its own. Where that is refused, the
+/// working directory is that of the process.
+pub(crate) fn in_directory<T: Send>(directory: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let inside = || {
+        // SAFETY: the thread is this call's own, and shares nothing more or less than it did with
+        // the others but for its working directory, root and umask.
+        if unsafe { libc::unshare(libc::CLONE_FS) } == 0 {
+            // A directory that isn't there leaves the thread where it is.
+            let _ = std::env::set_current_dir(directory);
+        }
+        work()
+    };
+    std::thread::scope(|scope| match scope.spawn(inside).join() {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
 }
 
 /// Bytes of the file's range that are in the page cache, in whole pages; `None` where the kernel

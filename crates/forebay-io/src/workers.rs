@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::config::Options;
-use crate::engine::{EngineFactory, EngineKind, EngineOptions, WakeEvent};
+use crate::engine::{Channels, EngineFactory, EngineKind, EngineOptions, WakeEvent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
 use crate::plan::STAGED_GRANULES_MIN;
@@ -59,8 +59,8 @@ impl Workers {
     pub(crate) fn start(
         options: &Options,
         factory: &Arc<dyn EngineFactory>,
-        counters: &Arc<Counters>,
-        pool: &Arc<Pool>,
+        channels: Option<&Arc<Channels>>,
+        (counters, pool): (&Arc<Counters>, &Arc<Pool>),
     ) -> Result<Self> {
         let ports: Vec<Arc<Port>> = (0..options.parallelism)
             .map(|_| Ok(Arc::new(Port::new(Arc::new(WakeEvent::new()?)))))
@@ -78,6 +78,7 @@ impl Workers {
                     single_submit: options.single_submit,
                     sqpoll: options.sqpoll,
                     iopoll: options.iopoll,
+                    channels: channels.cloned(),
                 },
                 factory: Arc::clone(factory),
                 scheduler: Arc::clone(&scheduler),

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use forebay::{Profiles, stripe};
+use forebay_io::stats::DeviceRouteTaken;
 use forebay_io::{Direction, Durability, Options, Priority, Tunings};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -145,6 +146,7 @@ impl Handle {
             ("bytes_buffered", stats.bytes_buffered),
             ("bytes_cached", stats.bytes_cached),
             ("bytes_registered", stats.bytes_registered),
+            ("bytes_gds", stats.bytes_gds),
             ("bytes_device", stats.bytes_device),
             ("transfers", stats.transfers),
             ("retries", stats.retries),
@@ -162,6 +164,14 @@ impl Handle {
             fallbacks.set_item(text, count)?;
         }
         answer.set_item("fallbacks", fallbacks)?;
+        let routes = PyDict::new(py);
+        for DeviceRouteTaken { file, route, reason } in stats.device_routes {
+            let taken = PyDict::new(py);
+            taken.set_item("route", route)?;
+            taken.set_item("reason", reason)?;
+            routes.set_item(file, taken)?;
+        }
+        answer.set_item("device_routes", routes)?;
         Ok(answer)
     }
 }
@@ -209,6 +219,9 @@ fn read_options(
             "direct" => options.direct = argument::<String>(name, &value)?.parse().or_raise(py)?,
             "durability" => {
                 options.durability = argument::<String>(name, &value)?.parse().or_raise(py)?;
+            }
+            "device_route" => {
+                options.device_route = argument::<String>(name, &value)?.parse().or_raise(py)?;
             }
             "drop_behind" => options.drop_behind = argument(name, &value)?,
             "page_cache" => options.page_cache = argument(name, &value)?,

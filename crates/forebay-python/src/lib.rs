@@ -33,6 +33,11 @@ mod _forebay {
     #[pymodule_export]
     use super::buffer::cuda::{notice_cuda, search_cuda};
     #[pymodule_export]
+    use super::buffer::gds::{
+        cufile_is_in, device_of, gds_missing, is_device_memory_pinned, pin_device_memory,
+        unpin_device_memory,
+    };
+    #[pymodule_export]
     use super::checkpoint::{CheckpointReader, Checkpointer, SaveTicket};
     #[pymodule_export]
     use super::command::run_command;

@@ -147,7 +147,7 @@ impl Standin {
     ///   on, fail with that code, and do nothing else;
     /// - `broken=CODE`: an error that sticks to every context (0: none), `broken=CODE@DEVICE` to one;
     /// - `deinitialised=1`: the driver is gone, as at the end of a process, and every call says so;
-    /// - `gds=direct|compat|absent|unsupported`.
+    /// - `gds=direct|compat|absent|unsupported|p2pdma`.
     ///
     /// # Panics
     ///

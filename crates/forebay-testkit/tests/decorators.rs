@@ -23,6 +23,7 @@ fn options() -> EngineOptions {
         single_submit: false,
         sqpoll: false,
         iopoll: false,
+        channels: None,
     }
 }
 
@@ -33,6 +34,7 @@ fn read(token: u64, file: &File, memory: &mut [u8]) -> Transfer {
         descriptor: file.as_raw_fd(),
         file_slot: None,
         buffer_slot: None,
+        channel: None,
         buffered: true,
         uncached: false,
         offset: token,

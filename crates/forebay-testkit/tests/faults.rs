@@ -26,8 +26,14 @@ fn factory(plan: FaultPlan) -> FaultFactory {
 
 fn build(factory: &dyn EngineFactory) -> Box<dyn Engine> {
     let wake = Arc::new(WakeEvent::new().unwrap());
-    let options =
-        EngineOptions { queue_depth: 8, wake, single_submit: false, sqpoll: false, iopoll: false };
+    let options = EngineOptions {
+        queue_depth: 8,
+        wake,
+        single_submit: false,
+        sqpoll: false,
+        iopoll: false,
+        channels: None,
+    };
     factory.build(&options).unwrap()
 }
 
@@ -45,6 +51,7 @@ fn once(
         descriptor: file.as_raw_fd(),
         file_slot: None,
         buffer_slot: None,
+        channel: None,
         buffered: !direct,
         uncached: false,
         offset: 0,

@@ -19,6 +19,7 @@ fn options(queue_depth: usize) -> EngineOptions {
         single_submit: false,
         sqpoll: false,
         iopoll: false,
+        channels: None,
     }
 }
 
@@ -134,6 +135,7 @@ fn submissions_that_never_get_through_end_in_an_error() {
                 descriptor: -1,
                 file_slot: None,
                 buffer_slot: None,
+                channel: None,
                 buffered: false,
                 uncached: false,
                 offset: 0,

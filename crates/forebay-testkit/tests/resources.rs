@@ -61,6 +61,7 @@ fn engines_give_back_descriptors_threads_and_pages() {
         single_submit: false,
         sqpoll: false,
         iopoll: false,
+        channels: None,
     };
     pinned_pages_are_given_back(&options);
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -5,6 +5,10 @@
 //!
 //! - The driver is opened once for a [`CuFile`] and closed with it, unless another user of the
 //!   process had opened it before.
+//! - cuFile's log goes where cuFile is told to, and by default to the directory of temporary files:
+//!   the driver is opened by a thread that has that for a working directory of its own, since the
+//!   log is opened before any setting is looked at (cuFile 1.17). Where a container refuses
+//!   `unshare(2)`, it is the process's working directory after all.
 //! - A registration holds its `CuFile`, and is ended before that.
 #![expect(unsafe_code, reason = "calls cuFile")]
 
@@ -15,7 +19,9 @@ use std::sync::Arc;
 use super::library::{self, Search, symbol};
 use super::symbols::table;
 use super::{Context, Cuda, DeviceAddress};
+use crate::config::temporary_directory;
 use crate::error::{DeviceCode, Error, Result};
+use crate::syscalls::in_directory;
 
 /// The names of the library: what its packages have, and what a toolkit links to.
 const NAMES: &[&str] = &["libcufile.so.0", "libcufile.so.1", "libcufile.so"];
@@ -26,6 +32,12 @@ const CUDA_DRIVER_ERROR: c_int = 5011;
 const DRIVER_ALREADY_OPEN: c_int = 5026;
 /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
 const OPAQUE_FD: c_uint = 1;
+/// `CU_FILE_NVME_SUPPORTED`, by which its P2P flags are asked for.
+const NVME: c_uint = 4;
+/// The bit of `CU_FILE_NVME_P2P_SUPPORTED`: how libraries without P2P flags tell of them.
+const NVME_P2P_SUPPORTED: c_uint = 1 << 11;
+/// The bit of `CUFILE_P2PDMA` among the P2P flags.
+const P2PDMA: c_uint = 1;
 /// Room for `CUfileDrvProps_t`, which has 72 bytes in cuFile 1.11, and grows.
 const PROPERTIES_BYTES: usize = 512;
 
@@ -41,10 +53,16 @@ struct Status {
 #[repr(C)]
 struct Description {
     kind: c_uint,
-    descriptor: c_int,
-    /// The other half of the union that holds the descriptor.
-    rest: c_int,
+    /// A union with a pointer, so it is aligned like one.
+    file: FileUnion,
     operations: *const c_void,
+}
+
+/// The union of descriptor and pointer in [`Description`].
+#[repr(C)]
+union FileUnion {
+    descriptor: c_int,
+    _pointer: *const c_void,
 }
 
 /// The beginning of `CUfileDrvProps_t` of `cufile.h`, and room for what may follow it.
@@ -74,28 +92,33 @@ table! {
     }
 }
 
-/// How cuFile moves the bytes of files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileMode {
-    /// Between drive and device memory, through `nvidia-fs`.
-    Direct,
-    /// Through the host's memory, as there is no `nvidia-fs`: slower than going there without it.
-    Compat,
+/// What cuFile's driver says it can reach without the host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverFacts {
+    /// The kernel module `nvidia-fs` is there.
+    pub nvidia_fs: bool,
+    /// `CUfileDriverStatusFlags_t`: a bit for each kind of storage that `nvidia-fs` reaches.
+    pub status_flags: u32,
+    /// NVMe drives are reached by the kernel's own peer-to-peer transfers.
+    pub nvme_p2pdma: bool,
 }
 
 /// cuFile with its driver open. See the [module documentation](super).
 pub struct CuFile {
     cuda: Arc<Cuda>,
     calls: Calls,
-    mode: FileMode,
+    facts: DriverFacts,
     opened_here: bool,
 }
 
 impl std::fmt::Debug for CuFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CuFile").field("mode", &self.mode).finish_non_exhaustive()
+        f.debug_struct("CuFile").field("facts", &self.facts).finish_non_exhaustive()
     }
 }
+
+/// `cuFileDriverGetP2PFlags`, which only newer libraries have.
+type P2pFlags = unsafe extern "C" fn(c_uint, *mut c_uint) -> Status;
 
 impl CuFile {
     /// Loads cuFile and opens its driver.
@@ -106,23 +129,31 @@ impl CuFile {
     /// is missing; [`ErrorKind::Device`](crate::ErrorKind::Device) if its driver can't be opened.
     pub fn load(cuda: &Arc<Cuda>, search: &Search) -> Result<Arc<Self>> {
         cuda.refuse_forked()?;
-        let calls = Calls::of(library::open(NAMES, search)?)?;
-        // SAFETY: the function takes no arguments; opening again is refused, and harmless.
-        let status = unsafe { (calls.driver_open)() };
+        let library = library::open(NAMES, search)?;
+        let calls = Calls::of(library)?;
+        let status = in_directory(&temporary_directory(), || {
+            // SAFETY: the function takes no arguments; opening again is refused, and harmless.
+            unsafe { (calls.driver_open)() }
+        });
         let opened_here = status.file != DRIVER_ALREADY_OPEN;
         if opened_here {
             check(cuda, status, "cannot open the driver of cuFile")?;
         }
-        let cuda = Arc::clone(cuda);
-        let mut opened = Self { cuda, calls, mode: FileMode::Compat, opened_here };
-        if opened.driver_version()? > 0 {
-            opened.mode = FileMode::Direct;
+        let facts = DriverFacts::default();
+        let mut opened = Self { cuda: Arc::clone(cuda), calls, facts, opened_here };
+        opened.facts = opened.ask()?;
+        // SAFETY: the signature is that of `cufile.h` (1.17).
+        if let Ok(ask) = unsafe { symbol::<P2pFlags>(library, &["cuFileDriverGetP2PFlags"]) } {
+            let mut flags = 0;
+            // SAFETY: the result's pointer is valid.
+            let status = unsafe { ask(NVME, &raw mut flags) };
+            opened.facts.nvme_p2pdma = status.file == 0 && flags & P2PDMA != 0;
         }
         Ok(Arc::new(opened))
     }
 
-    /// The major version of `nvidia-fs`; 0 where it isn't loaded.
-    fn driver_version(&self) -> Result<u32> {
+    /// What the driver's properties say.
+    fn ask(&self) -> Result<DriverFacts> {
         let mut properties = Properties {
             major_version: 0,
             minor_version: 0,
@@ -135,12 +166,17 @@ impl CuFile {
         // SAFETY: there is room for the properties of this version and longer ones.
         let status = unsafe { (self.calls.properties)(&raw mut properties) };
         check(&self.cuda, status, "cannot ask cuFile for its properties")?;
-        Ok(properties.major_version)
+        let Properties { major_version, status_flags, .. } = properties;
+        Ok(DriverFacts {
+            nvidia_fs: major_version > 0,
+            status_flags,
+            nvme_p2pdma: status_flags & NVME_P2P_SUPPORTED != 0,
+        })
     }
 
-    /// How it moves the bytes of every file: a file that it takes may still be slower than others.
-    pub fn mode(&self) -> FileMode {
-        self.mode
+    /// What its driver can reach.
+    pub fn facts(&self) -> DriverFacts {
+        self.facts
     }
 
     /// Registers an open file.
@@ -152,8 +188,7 @@ impl CuFile {
         self.cuda.refuse_forked()?;
         let mut description = Description {
             kind: OPAQUE_FD,
-            descriptor: descriptor.as_raw_fd(),
-            rest: 0,
+            file: FileUnion { descriptor: descriptor.as_raw_fd() },
             operations: std::ptr::null(),
         };
         let mut handle = 0;
@@ -293,7 +328,9 @@ pub struct BufferRegistration {
 
 impl Drop for BufferRegistration {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
+        if self.library.cuda.is_here() {
+            // It is to be tried in a context that is broken, too.
+            let _entered = self.context.enter();
             // SAFETY: it was registered, and is still allocated by the promise made then.
             let _ = unsafe { (self.library.calls.buffer_deregister)(self.start) };
         }
@@ -307,6 +344,15 @@ fn check(cuda: &Cuda, status: Status, what: &str) -> Result<()> {
         CUDA_DRIVER_ERROR if status.driver != 0 => cuda.check(status.driver, what),
         code => Err(file_error(code, what.to_owned())),
     }
+}
+
+/// The error for a code of `"cuda"` or `"cufile"`, with its name and what to try.
+pub(crate) fn device_error(library: &str, code: i32, context: &Context, what: &str) -> Error {
+    let error = match library {
+        "cuda" => context.cuda().check(code, what).err(),
+        _ => None,
+    };
+    error.unwrap_or_else(|| file_error(code, what.to_owned()))
 }
 
 fn file_error(code: c_int, what: String) -> Error {
@@ -425,7 +471,7 @@ mod tests {
         let memory = standin.allocate(1, LENGTH + 7);
         {
             let cufile = load(&standin).unwrap();
-            assert_eq!(cufile.mode(), FileMode::Direct);
+            assert!(cufile.facts().nvidia_fs);
             let context = Context::retain(&cufile.cuda, 1).unwrap();
             let registered = cufile.register_file(file.as_fd()).unwrap();
             // SAFETY: the memory is freed below.
@@ -481,12 +527,35 @@ mod tests {
         let standin = Standin::new().unwrap();
         standin.configure("gds=compat");
         let first = load(&standin).unwrap();
-        assert_eq!(first.mode(), FileMode::Compat);
+        assert_eq!(first.facts(), DriverFacts::default());
         // One driver for the process: who came second doesn't close it.
         drop(load(&standin).unwrap());
         assert_eq!(standin.count("cuFileDriverClose_v2"), 0);
         drop(first);
         assert_eq!(standin.count("cuFileDriverClose_v2"), 1);
+    }
+
+    #[test]
+    fn the_description_has_the_layout_of_the_header() {
+        assert_eq!(std::mem::offset_of!(Description, file), size_of::<usize>());
+        assert_eq!(std::mem::offset_of!(Description, operations), 2 * size_of::<usize>());
+        assert_eq!(std::mem::offset_of!(Properties, status_flags), 24);
+    }
+
+    #[test]
+    fn peer_to_peer_transfers_are_told_from_nvidia_fs() {
+        let standin = Standin::new().unwrap();
+        standin.configure("gds=p2pdma");
+        let facts = load(&standin).unwrap().facts();
+        assert_eq!(facts, DriverFacts { nvme_p2pdma: true, ..DriverFacts::default() });
+    }
+
+    #[test]
+    fn the_log_of_cufile_does_not_appear_in_the_working_directory() {
+        let standin = Standin::new().unwrap();
+        load(&standin).unwrap();
+        assert!(!Path::new("cufile.log").exists());
+        assert!(temporary_directory().join("cufile.log").exists());
     }
 
     #[test]

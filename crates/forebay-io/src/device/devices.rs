@@ -3,12 +3,14 @@
 //! A forked child doesn't see what its parent had, and waits for no lock of it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
 
 use super::context::Context;
 use super::cuda::Cuda;
+use super::gds::Gds;
 use super::library::Search;
 use super::presence;
 use crate::error::Result;
@@ -16,6 +18,8 @@ use crate::memory::process;
 
 static GLOBAL: ArcSwapOption<Devices> = ArcSwapOption::const_empty();
 static SEARCH: ArcSwapOption<Search> = ArcSwapOption::const_empty();
+static CUFILE_FOLDERS: ArcSwapOption<Vec<PathBuf>> = ArcSwapOption::const_empty();
+static ROOT: ArcSwapOption<PathBuf> = ArcSwapOption::const_empty();
 
 /// The driver of a process and a context for each device. See the [module documentation](super).
 #[derive(Debug)]
@@ -23,6 +27,9 @@ pub struct Devices {
     process: u64,
     cuda: Arc<Cuda>,
     contexts: Mutex<HashMap<u32, Arc<Context>>>,
+    search: Search,
+    root: PathBuf,
+    gds: OnceLock<Result<Arc<Gds>>>,
 }
 
 impl Devices {
@@ -32,8 +39,24 @@ impl Devices {
     ///
     /// As for [`Cuda::load`].
     pub fn load(search: &Search) -> Result<Arc<Self>> {
-        let cuda = Cuda::load(search)?;
-        Ok(Arc::new(Self { process: process::number(), cuda, contexts: Mutex::default() }))
+        Self::load_under(search, Path::new("/"))
+    }
+
+    /// The same on a machine whose `/proc`, `/sys` and `/etc` are under a root, as far as GPUDirect
+    /// Storage is concerned.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Cuda::load`].
+    pub fn load_under(search: &Search, root: &Path) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            process: process::number(),
+            cuda: Cuda::load(search)?,
+            contexts: Mutex::default(),
+            search: search.clone(),
+            root: root.to_path_buf(),
+            gds: OnceLock::new(),
+        }))
     }
 
     /// Those of this process, loaded if they aren't, from where [`Self::search_in`] said. They stay
@@ -49,7 +72,7 @@ impl Devices {
         if let Some(devices) = here(&GLOBAL.load()) {
             return Ok(devices);
         }
-        let fresh = Self::load(&Self::search())?;
+        let fresh = Self::load_under(&Self::search(), &Self::root())?;
         GLOBAL.rcu(|current| here(current).or_else(|| Some(Arc::clone(&fresh))));
         Ok(here(&GLOBAL.load()).unwrap_or(fresh))
     }
@@ -62,6 +85,47 @@ impl Devices {
 
     pub(super) fn search() -> Search {
         SEARCH.load().as_deref().cloned().unwrap_or_default()
+    }
+
+    /// Folders in which [`Self::gds`] looks for cuFile, those of NVIDIA's packages, unless it is to
+    /// look in given folders only.
+    pub fn cufile_is_in(folders: Vec<PathBuf>) {
+        CUFILE_FOLDERS.store(Some(Arc::new(folders)));
+    }
+
+    /// The root under which [`Self::global`] finds the facts about this machine, `/` if nothing else
+    /// is said.
+    pub fn root() -> PathBuf {
+        ROOT.load().as_deref().cloned().unwrap_or_else(|| PathBuf::from("/"))
+    }
+
+    /// Has the facts about this machine looked for under a root, for tests. Changes nothing once
+    /// [`Self::global`] is loaded.
+    pub fn look_under(root: PathBuf) {
+        ROOT.store(Some(Arc::new(root)));
+    }
+
+    /// cuFile, loaded with its driver open. A failure is remembered: what is missing doesn't come
+    /// while a process runs, and looking for it isn't cheap.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Gds::load`].
+    pub fn gds(&self) -> Result<Arc<Gds>> {
+        let load = || {
+            let mut search = self.search.clone();
+            if search.system {
+                let packages = CUFILE_FOLDERS.load();
+                search.folders.extend(packages.iter().flat_map(|folders| folders.iter().cloned()));
+            }
+            Gds::load(&self.cuda, &search)
+        };
+        self.gds.get_or_init(load).clone()
+    }
+
+    /// Where its `/proc`, `/sys` and `/etc` are.
+    pub fn facts_root(&self) -> &Path {
+        &self.root
     }
 
     /// The driver.

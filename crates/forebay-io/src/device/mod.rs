@@ -4,11 +4,12 @@
 //! or symbol is an error that names it, and changes nothing. A [`Context`] holds the primary
 //! context of one device, [`Stream`] and [`Event`] are Forebay's own on it, and [`memory_at`] says
 //! whose memory an address is. [`Devices`] has one of each for the process; [`notice`] sees that
-//! somebody else has brought CUDA up. [`CuFile`] is the same for GPUDirect Storage.
+//! somebody else has brought CUDA up. [`CuFile`] is the same for GPUDirect Storage, and [`gds`] says
+//! when that is worth asking for.
 //!
 //! # Invariants
 //!
-//! - Nothing here is linked at build time, reads the environment or writes a file.
+//! - Nothing here is linked at build time or writes a file.
 //! - Status codes stay integers; an error has the code, its name and what to try.
 //! - A thread's stack of contexts is left as it was found: what needs a context pushes it, and pops
 //!   it again.
@@ -23,6 +24,7 @@ mod cuda;
 mod cufile;
 mod devices;
 mod event;
+pub mod gds;
 mod library;
 mod pinned;
 mod pointer;
@@ -32,7 +34,8 @@ mod symbols;
 
 pub use context::{Context, Entered};
 pub use cuda::Cuda;
-pub use cufile::{BufferRegistration, CuFile, FileMode, FileRange, FileRegistration};
+pub(crate) use cufile::device_error;
+pub use cufile::{BufferRegistration, CuFile, DriverFacts, FileRange, FileRegistration};
 pub use devices::Devices;
 pub use event::Event;
 pub use library::Search;

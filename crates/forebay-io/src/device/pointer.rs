@@ -14,6 +14,8 @@ const IS_MANAGED: u32 = 8;
 const DEVICE_ORDINAL: u32 = 9;
 const RANGE_START: u32 = 11;
 const RANGE_SIZE: u32 = 12;
+/// `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+const BUFFER_ID: u32 = 7;
 
 /// `CU_MEMORYTYPE_HOST`.
 const HOST: u64 = 1;
@@ -71,6 +73,23 @@ pub fn memory_at(cuda: &Cuda, address: usize) -> Result<Place> {
         HOST => Place::RegisteredHost,
         _ => Place::Host,
     })
+}
+
+/// The number of the allocation that holds an address: no other one of the process has it, those
+/// that are freed included.
+///
+/// # Errors
+///
+/// The driver refuses, as for memory that isn't a device's.
+pub(super) fn allocation_at(cuda: &Cuda, address: DeviceAddress) -> Result<u64> {
+    cuda.refuse_forked()?;
+    let (wanted, mut number) = (BUFFER_ID, 0u64);
+    let mut result: *mut c_void = std::ptr::from_mut(&mut number).cast();
+    let ask = cuda.driver.pointer_attributes;
+    // SAFETY: there is one attribute and a result for it, with room for its 8 bytes.
+    let code = unsafe { ask(1, &raw const wanted, &raw mut result, address) };
+    cuda.check(code, &format!("cannot ask which allocation is at {address:#x}"))?;
+    Ok(number)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@
 //! - [`Engine::reap`] sleeps in the kernel; it never spins.
 
 pub mod aio;
+pub mod gds;
 pub mod record;
 pub mod threads;
 pub mod throttle;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use auto::{AutoFactory, Fallback};
+pub use gds::{ChannelNumber, Channels};
 pub use wake::WakeEvent;
 
 use crate::error::Result;
@@ -107,6 +109,8 @@ pub struct Transfer {
     pub file_slot: Option<u32>,
     /// The slot of [`Engine::bind_buffer`] that the whole of the memory lies in, if any.
     pub buffer_slot: Option<u16>,
+    /// The memory is a device's, and goes by the channel of this number.
+    pub channel: Option<ChannelNumber>,
     /// The descriptor goes through the page cache (it was opened without `O_DIRECT`).
     pub buffered: bool,
     /// Ask the kernel to leave nothing in the page cache (`RWF_DONTCACHE`, Linux 6.14).
@@ -124,7 +128,8 @@ pub struct Transfer {
 pub struct Completion {
     /// The transfer's token.
     pub token: u64,
-    /// Bytes moved, or the negated `errno`.
+    /// Bytes moved, or the negated `errno`; for device memory it may be the negated code of its
+    /// library ([`gds`] says which).
     pub result: i64,
 }
 
@@ -152,6 +157,8 @@ pub struct EngineOptions {
     pub sqpoll: bool,
     /// io_uring: completions are polled for; needs a drive with poll queues.
     pub iopoll: bool,
+    /// The channels of transfers of device memory, if there are to be any.
+    pub channels: Option<Arc<Channels>>,
 }
 
 /// A way of moving blocks. See the [module documentation](self) for the rules.
@@ -249,10 +256,14 @@ pub trait EngineFactory: fmt::Debug + Send + Sync {
 /// Builds the named engine and no other.
 impl EngineFactory for EngineKind {
     fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
-        Ok(match self {
+        let engine: Box<dyn Engine> = match self {
             Self::Uring => Box::new(uring::UringEngine::new(options)?),
             Self::Aio => Box::new(aio::AioEngine::new(options)?),
             Self::Threads => Box::new(threads::ThreadsEngine::new(options)?),
+        };
+        Ok(match &options.channels {
+            Some(channels) => Box::new(gds::GdsEngine::over(engine, channels, options)),
+            None => engine,
         })
     }
 }

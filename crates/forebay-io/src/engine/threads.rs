@@ -47,13 +47,30 @@ pub struct ThreadsEngine {
     wake: Arc<WakeEvent>,
 }
 
+/// Does a transfer on one of the threads, however long that takes.
+pub(super) trait Mover: std::fmt::Debug + Send + Sync {
+    /// The bytes moved or a negated code, as in a [`Completion`].
+    fn perform(&self, transfer: &Transfer) -> i64;
+}
+
+/// System calls.
+#[derive(Debug)]
+struct Kernel;
+
+impl Mover for Kernel {
+    fn perform(&self, transfer: &Transfer) -> i64 {
+        perform(transfer)
+    }
+}
+
 /// What the owner and its threads share.
 #[derive(Debug)]
 struct Shared {
     jobs: Mutex<Jobs>,
     job_added: Condvar,
     done: Mutex<Done>,
-    done_event: WakeEvent,
+    done_event: Arc<WakeEvent>,
+    mover: Arc<dyn Mover>,
 }
 
 #[derive(Debug, Default)]
@@ -84,19 +101,29 @@ impl ThreadsEngine {
     ///
     /// The process is out of descriptors.
     pub fn new(options: &EngineOptions) -> Result<Self> {
-        Ok(Self {
+        Ok(Self::over(Arc::new(Kernel), Arc::new(WakeEvent::new()?), options))
+    }
+
+    /// Threads that transfer by a mover, and signal an event when they do so during a sleep.
+    pub(super) fn over(
+        mover: Arc<dyn Mover>,
+        done_event: Arc<WakeEvent>,
+        options: &EngineOptions,
+    ) -> Self {
+        Self {
             shared: Arc::new(Shared {
                 jobs: Mutex::default(),
                 job_added: Condvar::new(),
                 done: Mutex::default(),
-                done_event: WakeEvent::new()?,
+                done_event,
+                mover,
             }),
             threads: Vec::new(),
             depth: options.queue_depth.max(1),
             in_flight: 0,
             sleeping: false,
             wake: Arc::clone(&options.wake),
-        })
+        }
     }
 
     /// Appends what has been completed; `true` if that was anything.
@@ -129,6 +156,14 @@ impl ThreadsEngine {
         while signalled && !self.shared.done_event.consume() {
             let _ = poll_fds([self.shared.done_event.as_fd()], None, &mut [false]);
         }
+        self.take_done(completions);
+    }
+
+    /// After a sleep on an event that others signal too and whose signal is consumed: appends what
+    /// has been completed. A completion may signal it once more.
+    pub(super) fn end_sleep(&mut self, completions: &mut Vec<Completion>) {
+        self.sleeping = false;
+        lock(&self.shared.done).sleeping = false;
         self.take_done(completions);
     }
 
@@ -276,7 +311,8 @@ fn serve(shared: &Shared) {
             continue;
         };
         drop(jobs);
-        let completion = Completion { token: transfer.token, result: perform(&transfer) };
+        let completion =
+            Completion { token: transfer.token, result: shared.mover.perform(&transfer) };
         let mut done = lock(&shared.done);
         done.completions.push(completion);
         let signal = std::mem::take(&mut done.sleeping);

@@ -29,7 +29,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files::{FileKey, TensorFile};
 use crate::memory::process;
 use crate::order::Ending;
-use crate::plan::{Direction, Geometry, Route, Span};
+use crate::plan::{Direction, Geometry, Reach, Route, Span};
+use crate::routes::GdsFile;
 use crate::scheduler::Scheduler;
 use crate::staging::BlockCounts;
 use crate::tracker::Tracker;
@@ -106,6 +107,8 @@ enum Milestone {
 
 #[derive(Debug)]
 pub(crate) struct OpenedFile {
+    /// What cuFile has of it, if it goes that way. Before the file, whose descriptor it uses.
+    pub(crate) gds: Option<Arc<GdsFile>>,
     pub(crate) file: Arc<TensorFile>,
     /// Some of its pages were in the page cache when the operation began.
     pub(crate) maybe_cached: bool,
@@ -117,7 +120,8 @@ pub(crate) struct OpenedFile {
 
 impl OpenedFile {
     pub(crate) fn new(file: TensorFile, maybe_cached: bool) -> Self {
-        Self { file: Arc::new(file), maybe_cached, spoiled: false, size_before: None }
+        let file = Arc::new(file);
+        Self { gds: None, file, maybe_cached, spoiled: false, size_before: None }
     }
 }
 
@@ -309,6 +313,10 @@ impl Shared {
             let opened = &mut progress.files[part.file];
             let granule = opened.file.offset_alignment;
             let on_device = part.device.is_some();
+            let gds = opened.gds.as_ref();
+            let by_gds = part
+                .device
+                .is_some_and(|device| gds.is_some_and(|gds| gds.channel(device).is_some()));
             let geometry = Geometry {
                 offset_alignment: granule,
                 memory_alignment: opened.file.memory_alignment,
@@ -319,7 +327,11 @@ impl Shared {
                     self.plan.staged_block_bytes
                 },
                 direct: opened.file.is_direct(),
-                reachable: !on_device,
+                reach: match part.device {
+                    None => Reach::Kernel,
+                    Some(_) if by_gds => Reach::Gds,
+                    Some(_) => Reach::Copies,
+                },
             };
             let block = part.span.block_at(&geometry, self.plan.direction, progress.position);
             let Some(block) = block else {
@@ -327,7 +339,8 @@ impl Shared {
                 progress.position = 0;
                 continue;
             };
-            let staged = block.route == Route::Staged || on_device;
+            let gds = gds.filter(|_| block.route == Route::Gds).map(Arc::clone);
+            let staged = block.route == Route::Staged || (on_device && gds.is_none());
             if staged && staging.of(on_device) == 0 {
                 return Err(NeedsStaging);
             }
@@ -338,6 +351,7 @@ impl Shared {
                 span: part.span,
                 block,
                 device: part.device,
+                gds,
                 maybe_cached: opened.maybe_cached,
             }));
         }

@@ -8,6 +8,7 @@ use crate::config::Priority;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::TensorFile;
 use crate::plan::{Block, Route, Span};
+use crate::routes::GdsFile;
 
 /// One piece of work that a worker has taken.
 #[derive(Debug)]
@@ -27,7 +28,9 @@ impl Unit {
     /// Whether it goes through a staging block, as planned.
     pub(crate) fn is_staged(&self) -> bool {
         match &self.work {
-            Work::Move { block, device, .. } => block.route == Route::Staged || device.is_some(),
+            Work::Move { block, device, gds, .. } => {
+                block.route == Route::Staged || (device.is_some() && gds.is_none())
+            }
             _ => false,
         }
     }
@@ -72,6 +75,8 @@ pub(crate) enum Work {
         block: Block,
         /// Index into the plan's devices.
         device: Option<usize>,
+        /// By what the block goes if its route is [`Route::Gds`].
+        gds: Option<Arc<GdsFile>>,
         maybe_cached: bool,
     },
     Sync {

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::engine::{Command, Transfer};
+use crate::device::gds::DeviceRange;
+use crate::engine::gds::error_of;
+use crate::engine::{Command, EngineKind, Transfer};
 use crate::error::{Error, ErrorKind};
 use crate::files::{TensorFile, explain_room};
 use crate::operation::{Unit, Work};
@@ -33,6 +35,10 @@ pub(super) struct Flight {
     pub(super) refused: Option<Errno>,
     /// Bytes of the block's window that have moved.
     pub(super) moved: usize,
+    /// What is left of a block that is longer than a staging block, behind the piece under way.
+    pub(super) rest: Option<Block>,
+    /// Bytes of earlier pieces, or of all.
+    pub(super) delivered: usize,
     pub(super) attempts: u32,
     pub(super) started: Instant,
 }
@@ -48,6 +54,8 @@ pub(super) enum Verdict {
     Continue,
     /// Through the page cache instead.
     Buffered(Option<Errno>),
+    /// Through staging blocks instead: cuFile refuses it, with this.
+    Host(Error),
     /// Without `RWF_DONTCACHE`.
     NotUncached,
     /// The operation fails.
@@ -63,9 +71,59 @@ impl Flight {
         }
     }
 
-    /// Whether the block must go through a staging block whatever its route.
-    pub(super) fn is_on_device(&self) -> bool {
-        self.unit.device().is_some()
+    /// Whether the block is copied between a staging block and a device, whatever its route.
+    pub(super) fn is_copied(&self) -> bool {
+        self.unit.device().is_some() && self.route() != Some(Route::Gds)
+    }
+
+    fn route(&self) -> Option<Route> {
+        self.block().map(|(_, _, block)| block.route)
+    }
+
+    /// Whose refusals its errors are.
+    pub(super) fn engine_name(&self, engine: EngineKind) -> &'static str {
+        if self.route() == Some(Route::Gds) { "gds" } else { engine.name() }
+    }
+
+    /// Whether cuFile knows the device memory of the block.
+    pub(super) fn is_in_registered_device_memory(&self) -> bool {
+        let Work::Move { span, block, device: Some(device), gds: Some(gds), .. } = &self.unit.work
+        else {
+            return false;
+        };
+        let start = span.address + block.position;
+        gds.is_registered(*device, DeviceRange { start, length: block.length })
+    }
+
+    /// Leaves what doesn't fit in a staging block for later: a block that was planned to go another
+    /// way may be longer.
+    pub(super) fn cut(&mut self) {
+        let most = self.unit.operation.plan.device_block_bytes;
+        let is_copied = self.is_copied();
+        let Work::Move { block, .. } = &mut self.unit.work else { return };
+        if !is_copied || block.route != Route::Staged || block.window_length <= most {
+            return;
+        }
+        let left = block.length - most;
+        self.rest = Some(Block {
+            position: block.position + most,
+            length: left,
+            window_offset: block.window_offset + most as u64,
+            window_length: left,
+            ..*block
+        });
+        (block.length, block.window_length) = (most, most);
+    }
+
+    /// Counts the piece that arrived and turns to the next one; `false` if that was the last.
+    pub(super) fn go_on(&mut self) -> bool {
+        let Work::Move { block, .. } = &mut self.unit.work else { return false };
+        self.delivered += block.length;
+        let Some(rest) = self.rest.take() else { return false };
+        *block = rest;
+        self.moved = 0;
+        self.cut();
+        true
     }
 
     /// Interprets the kernel's result: bytes moved or a negated `errno`.
@@ -75,6 +133,11 @@ impl Flight {
             let granule = usize::try_from(file.offset_alignment).unwrap_or(usize::MAX);
             if let Ok(bytes) = usize::try_from(result) {
                 return self.judge_bytes(bytes, needed, granule, block.route);
+            }
+            if let (Route::Gds, Some(device)) = (block.route, self.unit.device())
+                && let Some(error) = error_of(result, &device.context, self.what())
+            {
+                return self.judge_device(error);
             }
         } else if result >= 0 {
             return Verdict::Done;
@@ -107,7 +170,29 @@ impl Flight {
         }
         // Direct I/O goes on at a granule only; what was moved beyond it is moved once more.
         self.moved -= self.moved % granule;
-        if self.moved > before { Verdict::Continue } else { Verdict::Buffered(None) }
+        match route {
+            _ if self.moved > before => Verdict::Continue,
+            Route::Gds => {
+                let text = format!("cuFile moves {bytes} bytes, less than a granule, and stops");
+                self.refused_by_cufile(Error::new(ErrorKind::Device, text))
+            }
+            _ => Verdict::Buffered(None),
+        }
+    }
+
+    /// What a device's library said. What CUDA says is the end: the memory can't be reached.
+    fn judge_device(&mut self, error: Error) -> Verdict {
+        let error = self.placed(error);
+        let of_cufile = error.device_code().is_some_and(|code| code.library == "cufile");
+        if of_cufile { self.refused_by_cufile(error) } else { Verdict::Failed(error) }
+    }
+
+    /// Where there is another way, a refusal isn't the end.
+    fn refused_by_cufile(&mut self, error: Error) -> Verdict {
+        match &self.unit.work {
+            Work::Move { gds: Some(gds), .. } if !gds.is_required() => Verdict::Host(error),
+            _ => Verdict::Failed(error),
+        }
     }
 
     fn judge_errno(&mut self, code: Errno) -> Verdict {
@@ -122,6 +207,9 @@ impl Flight {
                 Verdict::Done
             }
             _ if not_supported && self.transfer.uncached => Verdict::NotUncached,
+            _ if not_supported && self.route() == Some(Route::Gds) => {
+                self.refused_by_cufile(self.os_error(code))
+            }
             _ if not_supported
                 && self.goes_direct()
                 && !self.unit.operation.plan.require_direct =>
@@ -146,15 +234,23 @@ impl Flight {
         if self.attempts < ATTEMPTS_MAX { verdict } else { Verdict::Failed(self.os_error(code)) }
     }
 
-    fn os_error(&self, code: Errno) -> Error {
-        let what = match (&self.unit.work, self.transfer.command) {
+    /// What was being done, for an error.
+    fn what(&self) -> &'static str {
+        match (&self.unit.work, self.transfer.command) {
             (Work::SyncDirectory { .. }, _) => "cannot make the directory durable of",
             (_, Command::Read) => "cannot read",
             (_, Command::Write) => "cannot write",
             (_, Command::Sync { .. }) => "cannot make durable",
             (_, Command::Allocate { .. }) => "cannot reserve space for",
-        };
-        let mut error = explain_room(code, what);
+        }
+    }
+
+    fn os_error(&self, code: Errno) -> Error {
+        self.placed(explain_room(code, self.what()))
+    }
+
+    /// An error with the place at which it happened.
+    fn placed(&self, mut error: Error) -> Error {
         if let Some(file) = self.file() {
             error = error.path(file.label());
         }
@@ -202,7 +298,7 @@ impl Flight {
                 ..call(token, file.directory().map_or(-1, |directory| directory.as_raw_fd()))
             },
             Work::Trim { .. } | Work::Begin(_) | Work::Commit(_) | Work::Settled => return,
-            Work::Move { file, span, block, .. } => {
+            Work::Move { file, span, block, device, gds, .. } => {
                 let direct = block.route != Route::Buffered;
                 let start = match self.staging {
                     Some((_, address)) => address,
@@ -216,6 +312,7 @@ impl Flight {
                         Direction::Store => Command::Write,
                     },
                     buffered: !direct,
+                    channel: device.and_then(|device| gds.as_ref()?.number(device)),
                     offset: block.window_offset + self.moved as u64,
                     address: start.wrapping_add(self.moved),
                     length: block.window_length - self.moved,
@@ -235,6 +332,7 @@ pub(super) fn call(token: u64, descriptor: RawFd) -> Transfer {
         descriptor,
         file_slot: None,
         buffer_slot: None,
+        channel: None,
         buffered: true,
         uncached: false,
         offset: 0,

@@ -21,9 +21,10 @@ use copies::Copies;
 use flight::{Flight, Verdict};
 
 use crate::engine::{Command, Completion, Engine, Transfer};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::operation::{Unit, Work};
 use crate::plan::{Direction, Route};
+use crate::routes::give_up;
 use crate::scheduler::{Port, Room, Scheduler, Taken};
 use crate::staging::{BlockCounts, StagingBlocks};
 use crate::stats::{Counters, add};
@@ -250,6 +251,8 @@ impl Worker {
             cached: false,
             refused: None,
             moved: 0,
+            rest: None,
+            delivered: 0,
             attempts: 0,
             started: Instant::now(),
         };
@@ -262,7 +265,7 @@ impl Worker {
                 self.parked.push_back(flight.unit);
                 return;
             }
-            Err(error) if flight.unit.operation.plan.require_direct || flight.is_on_device() => {
+            Err(error) if flight.unit.operation.plan.require_direct || flight.is_copied() => {
                 return self.end(token, flight, Err(error));
             }
             Err(error) => {
@@ -270,7 +273,13 @@ impl Worker {
                 self.reroute(&mut flight, None);
             }
         }
-        if flight.is_on_device() && flight.unit.operation.plan.direction == Direction::Store {
+        flight.cut();
+        self.set_off(token, flight);
+    }
+
+    /// Starts what moves a block, once it has its staging block if it needs one.
+    fn set_off(&mut self, token: usize, flight: Flight) {
+        if flight.is_copied() && flight.unit.operation.plan.direction == Direction::Store {
             return self.copy(token, flight);
         }
         self.launch(token, flight);
@@ -288,7 +297,7 @@ impl Worker {
         let Work::Move { file, span, block, maybe_cached: true, .. } = &mut flight.unit.work else {
             return;
         };
-        if !self.uses_page_cache || block.route == Route::Buffered {
+        if !self.uses_page_cache || matches!(block.route, Route::Buffered | Route::Gds) {
             return;
         }
         let page = page_bytes();
@@ -310,10 +319,10 @@ impl Worker {
         if !flight.unit.is_staged() {
             return Ok(true);
         }
-        let Some((index, address)) = self.staging.of(flight.is_on_device()).take()? else {
+        let Some((index, address)) = self.staging.of(flight.is_copied()).take()? else {
             return Ok(false);
         };
-        if flight.unit.operation.plan.direction == Direction::Store && !flight.is_on_device() {
+        if flight.unit.operation.plan.direction == Direction::Store && !flight.is_copied() {
             let from = std::ptr::with_exposed_provenance::<u8>(span.address);
             copy(from.wrapping_add(block.position), address, block.length);
         }
@@ -327,6 +336,9 @@ impl Worker {
         let Some((file, _, block)) = flight.block() else {
             return;
         };
+        if block.route == Route::Gds {
+            return;
+        }
         let direct = block.route != Route::Buffered;
         let operation = &flight.unit.operation;
         // A ragged end of a long store leaves no page behind; short ones may soon be written next
@@ -411,7 +423,7 @@ impl Worker {
         match flight.judge(result) {
             Verdict::Done => return self.arrive(token, flight),
             Verdict::Failed(error) => {
-                let error = error.engine(self.engine.kind().name());
+                let error = error.engine(flight.engine_name(self.engine.kind()));
                 return self.end(token, flight, Err(error));
             }
             Verdict::Retry => {
@@ -425,13 +437,27 @@ impl Worker {
                 }
             }
             Verdict::Buffered(refused) => self.reroute(&mut flight, refused),
+            Verdict::Host(error) => return self.leave_gds(token, flight, &error),
         }
         self.launch(token, flight);
     }
 
+    /// Sends a block that cuFile doesn't take through staging blocks, from its beginning.
+    fn leave_gds(&mut self, token: usize, mut flight: Flight, error: &Error) {
+        if let Work::Move { file, block, gds, .. } = &mut flight.unit.work {
+            if let Some(gds) = gds.take() {
+                give_up(file, &gds, error, &self.counters);
+            }
+            block.route = Route::Staged;
+        }
+        self.free_tokens.push(token);
+        self.prefetch_in_flight -= usize::from(flight.unit.is_prefetch());
+        self.start(flight.unit);
+    }
+
     /// Sends a block that can't go directly through the page cache, from its beginning.
     fn reroute(&mut self, flight: &mut Flight, refused: Option<rustix::io::Errno>) {
-        if !flight.is_on_device()
+        if !flight.is_copied()
             && let Some((index, _)) = flight.staging.take()
         {
             self.staging.of(false).give_back(index);
@@ -459,7 +485,7 @@ impl Worker {
         if let (Some((_, address)), Direction::Load) =
             (flight.staging, flight.unit.operation.plan.direction)
         {
-            if flight.is_on_device() {
+            if flight.is_copied() {
                 return self.copy(token, flight);
             }
             let to = std::ptr::with_exposed_provenance_mut::<u8>(span.address);
@@ -473,7 +499,7 @@ impl Worker {
     }
 
     /// All bytes of a block are where they should be: counts them.
-    fn deliver(&mut self, token: usize, flight: Flight) {
+    fn deliver(&mut self, token: usize, mut flight: Flight) {
         let Some((_, _, block)) = flight.block() else {
             return self.end(token, flight, Ok(0));
         };
@@ -484,11 +510,12 @@ impl Worker {
                 (_, true) => &self.counters.bytes_cached,
                 (Route::Direct, _) => &self.counters.bytes_direct,
                 (Route::Staged, _) => &self.counters.bytes_staged,
+                (Route::Gds, _) => &self.counters.bytes_gds,
                 (Route::Buffered, _) => &self.counters.bytes_buffered,
             },
             bytes,
         );
-        if flight.transfer.buffer_slot.is_some() {
+        if flight.transfer.buffer_slot.is_some() || flight.is_in_registered_device_memory() {
             add(&self.counters.bytes_registered, bytes);
         }
         add(
@@ -498,13 +525,19 @@ impl Worker {
             },
             bytes,
         );
-        self.end(token, flight, Ok(block.length));
+        let goes_on = flight.go_on();
+        if goes_on && !flight.unit.operation.is_stopped() {
+            return self.set_off(token, flight);
+        }
+        let delivered = flight.delivered;
+        let stopped = || Error::new(ErrorKind::Cancelled, "the operation was cancelled");
+        self.end(token, flight, if goes_on { Err(stopped()) } else { Ok(delivered) });
     }
 
     /// Gives a unit back to its operation, and what it used to this worker.
     fn end(&mut self, token: usize, flight: Flight, result: Result<usize>) {
         if let Some((index, _)) = flight.staging {
-            self.staging.of(flight.is_on_device()).give_back(index);
+            self.staging.of(flight.is_copied()).give_back(index);
         }
         if let Some((descriptor, _)) = flight.bound_file {
             self.bindings.release_file(self.engine.as_mut(), descriptor);

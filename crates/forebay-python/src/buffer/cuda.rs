@@ -26,10 +26,15 @@ pub(crate) struct OnDevice {
 }
 
 /// Says where the driver's library is to be looked for: in these folders, then, if `system`, where
-/// the system's loader looks. Changes nothing once it is loaded.
+/// the system's loader looks. The facts about this machine that GPUDirect Storage depends on are
+/// looked up under `root`, if that is given. Changes nothing once the driver is loaded.
 #[pyfunction]
-pub(crate) fn search_cuda(folders: Vec<PathBuf>, system: bool) {
+#[pyo3(signature = (folders, system, root=None))]
+pub(crate) fn search_cuda(folders: Vec<PathBuf>, system: bool, root: Option<PathBuf>) {
     Devices::search_in(Search { folders, system });
+    if let Some(root) = root {
+        Devices::look_under(root);
+    }
 }
 
 /// Registers the memory of pools with CUDA if somebody has brought that up: see

@@ -14,6 +14,7 @@
 
 pub(crate) mod cuda;
 mod dlpack;
+pub(crate) mod gds;
 mod interface;
 mod protocol;
 mod runs;

@@ -12,8 +12,11 @@ use crate::model::{Model, Needs, Outcome, call, code, current, model};
 const VERSION: c_int = 1110;
 /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
 const OPAQUE_FD: c_uint = 1;
-/// Bit of `CU_FILE_NVME_SUPPORTED` in the status flags.
-const NVME_SUPPORTED: c_uint = 1 << 4;
+/// Bits of `CUfileDriverStatusFlags_t` in the status flags: Lustre, NVMe.
+const SUPPORTED: c_uint = 1 | 1 << 4;
+/// `CU_FILE_NVME_SUPPORTED`, and the bit of `CUFILE_P2PDMA` among the ways to it.
+const NVME: c_uint = 4;
+const P2PDMA: c_uint = 1;
 /// Bit of `CU_FILE_ALLOW_COMPAT_MODE` in the control flags.
 const ALLOW_COMPAT_MODE: c_uint = 1 << 1;
 
@@ -28,8 +31,15 @@ struct Status {
 #[repr(C)]
 struct Description {
     kind: c_uint,
-    descriptor: c_int,
+    handle: Handle,
     operations: *const c_void,
+}
+
+/// The union in it, which is as long as its longest member and aligned like that.
+#[repr(C)]
+union Handle {
+    descriptor: c_int,
+    _pointer: *const c_void,
 }
 
 /// `CUfileDrvProps_t`.
@@ -83,17 +93,27 @@ extern "C" fn cuFileGetVersion(version: *mut c_int) -> Status {
 extern "C" fn cuFileDriverGetProperties(properties: *mut c_void) -> Status {
     answer(call("cuFileDriverGetProperties", Needs::Nothing, |model| {
         model.need_file_driver()?;
-        let direct = model.settings.gds == Gds::Direct;
+        let nvidia_fs = !matches!(model.settings.gds, Gds::Compat | Gds::P2pdma);
         put(
             properties.cast(),
             Properties {
-                major_version: if direct { 2 } else { 0 },
+                major_version: if nvidia_fs { 2 } else { 0 },
                 max_direct_io: 16_384,
-                status_flags: if direct { NVME_SUPPORTED } else { 0 },
+                status_flags: if nvidia_fs { SUPPORTED } else { 0 },
                 control_flags: ALLOW_COMPAT_MODE,
                 ..Properties::default()
             },
         )
+    }))
+}
+
+/// The ways to a kind of storage.
+#[unsafe(no_mangle)]
+extern "C" fn cuFileDriverGetP2PFlags(kind: c_uint, flags: *mut c_uint) -> Status {
+    answer(call("cuFileDriverGetP2PFlags", Needs::Nothing, |model| {
+        model.need_file_driver()?;
+        let p2pdma = model.settings.gds == Gds::P2pdma && kind == NVME;
+        put(flags, if p2pdma { P2PDMA } else { 0 })
     }))
 }
 
@@ -105,7 +125,9 @@ extern "C" fn cuFileHandleRegister(handle: *mut usize, description: *mut c_void)
         }
         let description = description.cast::<Description>().cast_const();
         // SAFETY: the caller gives a valid description.
-        let Description { kind, descriptor, .. } = unsafe { description.read() };
+        let Description { kind, handle: file, .. } = unsafe { description.read() };
+        // SAFETY: any bytes are a number.
+        let descriptor = unsafe { file.descriptor };
         if kind != OPAQUE_FD {
             return Err(code::FILE_INVALID_FILE_TYPE);
         }

@@ -9,6 +9,7 @@ use crate::model::{Model, Needs, Outcome, call, code, current, status};
 /// `CUpointer_attribute`, as far as it is known here.
 const CONTEXT: c_uint = 1;
 const MEMORY_TYPE: c_uint = 2;
+const BUFFER_ID: c_uint = 7;
 const IS_MANAGED: c_uint = 8;
 const DEVICE_ORDINAL: c_uint = 9;
 const RANGE_START_ADDR: c_uint = 11;
@@ -91,6 +92,7 @@ fn attribute_of(model: &Model, attribute: c_uint, result: *mut c_void, address: 
                 None => 0,
             },
         ),
+        BUFFER_ID => put(result.cast(), device.map_or(0, |it| it.number)),
         IS_MANAGED => put(result.cast(), c_uint::from(device.is_some_and(|it| it.managed))),
         DEVICE_ORDINAL => {
             put(result.cast(), device.map_or(if registered { 0 } else { -2 }, |it| it.device))

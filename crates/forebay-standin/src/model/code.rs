@@ -50,6 +50,7 @@ pub(crate) const FILE_CUDA_POINTER_INVALID: i32 = 5012;
 pub(crate) const FILE_CUDA_MEMORY_TYPE_INVALID: i32 = 5013;
 pub(crate) const FILE_CUDA_POINTER_RANGE_ERROR: i32 = 5014;
 pub(crate) const FILE_INVALID_FILE_TYPE: i32 = 5018;
+pub(crate) const FILE_INVALID_FILE_OPEN_FLAG: i32 = 5019;
 pub(crate) const FILE_DIO_NOT_SET: i32 = 5020;
 pub(crate) const FILE_INVALID_VALUE: i32 = 5022;
 pub(crate) const FILE_MEMORY_ALREADY_REGISTERED: i32 = 5023;

@@ -71,6 +71,8 @@ impl Files {
 
 impl Model {
     pub(crate) fn open_file_driver(&mut self) -> Outcome {
+        // It goes on without a log where that can't be written.
+        let _ = OpenOptions::new().append(true).create(true).open("cufile.log");
         if self.settings.gds == Gds::Absent {
             return Err(code::FILE_DRIVER_NOT_INITIALIZED);
         }
@@ -105,7 +107,10 @@ impl Model {
         if flags < 0 {
             return Err(code::FILE_INVALID_FILE_TYPE);
         }
-        if self.settings.gds == Gds::Direct && flags & libc::O_DIRECT == 0 {
+        if flags & (libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOATIME) != 0 {
+            return Err(code::FILE_INVALID_FILE_OPEN_FLAG);
+        }
+        if matches!(self.settings.gds, Gds::Direct | Gds::P2pdma) && flags & libc::O_DIRECT == 0 {
             return Err(code::FILE_DIO_NOT_SET);
         }
         let access = flags & libc::O_ACCMODE;

@@ -21,6 +21,8 @@ pub(crate) struct Allocation {
     pub(crate) length: usize,
     /// The host may touch it too.
     pub(crate) managed: bool,
+    /// Unlike any other's of the process, those that were freed included.
+    pub(crate) number: u64,
     file: OwnedFd,
 }
 
@@ -30,6 +32,8 @@ pub(crate) type Misuse = (i32, String);
 /// See the [module documentation](self).
 #[derive(Default)]
 pub(crate) struct Memory {
+    /// Allocations so far.
+    allocated: u64,
     live: BTreeMap<usize, Arc<Allocation>>,
     /// Those that were freed: start and length.
     freed: BTreeMap<usize, usize>,
@@ -38,7 +42,7 @@ pub(crate) struct Memory {
 }
 
 impl Allocation {
-    fn new(device: i32, length: usize, managed: bool) -> Option<Self> {
+    fn new(device: i32, length: usize, managed: bool, number: u64) -> Option<Self> {
         // SAFETY: the name is a C string.
         let descriptor =
             unsafe { libc::memfd_create(c"device memory".as_ptr(), libc::MFD_CLOEXEC) };
@@ -66,6 +70,7 @@ impl Allocation {
             start: start.expose_provenance(),
             length,
             managed,
+            number,
             file,
         })
     }
@@ -96,7 +101,9 @@ impl Memory {
         if length == 0 {
             return Err(code::INVALID_VALUE);
         }
-        let allocation = Allocation::new(device, length, managed).ok_or(code::OUT_OF_MEMORY)?;
+        self.allocated += 1;
+        let allocation =
+            Allocation::new(device, length, managed, self.allocated).ok_or(code::OUT_OF_MEMORY)?;
         let start = allocation.start;
         self.live.insert(start, Arc::new(allocation));
         Ok(start)

@@ -9,8 +9,10 @@ pub(crate) enum Gds {
     Compat,
     /// The driver can't be opened.
     Absent,
-    /// The driver opens, and no file system is supported.
+    /// The driver opens, and no file is taken.
     Unsupported,
+    /// There is no `nvidia-fs`, and NVMe drives are reached by the kernel's P2PDMA.
+    P2pdma,
 }
 
 /// A code that every use of a broken context gives.
@@ -120,6 +122,7 @@ fn gds(word: &str, value: &str) -> Result<Gds, String> {
         "compat" => Gds::Compat,
         "absent" => Gds::Absent,
         "unsupported" => Gds::Unsupported,
+        "p2pdma" => Gds::P2pdma,
         _ => return Err(bad(word)),
     })
 }

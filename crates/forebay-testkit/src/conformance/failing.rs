@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use forebay_io::engine::Command;
 
 use super::Case;
+use super::memory::set_device;
 use super::rig::{ALIGNMENT, Job, Memory, Rig};
 
 pub(super) const CASES: &[Case] = &[
@@ -106,6 +107,8 @@ fn offset_too_large(rig: &mut Rig<'_>) {
 }
 
 fn full_device(rig: &mut Rig<'_>) {
+    // cuFile takes no character devices, and the kernel reaches no other memory than the host's.
+    set_device(None);
     let Ok(device) = OpenOptions::new().write(true).open("/dev/full") else {
         return; // Not every container has it.
     };

@@ -7,15 +7,19 @@
 mod binding;
 mod ending;
 mod failing;
+mod memory;
 mod moving;
 mod rig;
 mod stress;
 mod waiting;
 
 use std::path::Path;
+use std::rc::Rc;
 
 use forebay_io::engine::EngineFactory;
 
+pub use memory::Device;
+use memory::set_device;
 use rig::Rig;
 pub use stress::stress;
 
@@ -59,8 +63,15 @@ struct Case {
     check: fn(&mut Rig<'_>),
 }
 
-const CASES: &[&[Case]] =
-    &[moving::CASES, failing::CASES, waiting::CASES, binding::CASES, ending::CASES];
+/// Cases, and whether they are about memory of the host whatever else an engine moves: no kernel
+/// registers a device's.
+const CASES: &[(&[Case], bool)] = &[
+    (moving::CASES, false),
+    (failing::CASES, false),
+    (waiting::CASES, false),
+    (binding::CASES, true),
+    (ending::CASES, false),
+];
 
 /// Runs the suite over the engines that `factory` builds, with files in `directory`.
 ///
@@ -68,11 +79,36 @@ const CASES: &[&[Case]] =
 ///
 /// When an engine breaks a promise; the name of the case is printed.
 pub fn run(factory: &dyn EngineFactory, directory: &Path, shape: Shape) -> Outcome {
+    run_over(factory, directory, shape, None)
+}
+
+/// The same with memory of a device.
+///
+/// # Panics
+///
+/// As for [`run`].
+pub fn run_on(
+    device: &Rc<dyn Device>,
+    factory: &dyn EngineFactory,
+    directory: &Path,
+    shape: Shape,
+) -> Outcome {
+    run_over(factory, directory, shape, Some(device))
+}
+
+fn run_over(
+    factory: &dyn EngineFactory,
+    directory: &Path,
+    shape: Shape,
+    device: Option<&Rc<dyn Device>>,
+) -> Outcome {
     if let Err(error) = Rig::new(factory, directory, shape) {
         return Outcome::Skipped { reason: error.to_string() };
     }
     let mut case_count = 0;
-    for case in CASES.iter().copied().flatten() {
+    let all = CASES.iter().flat_map(|(cases, host)| cases.iter().map(move |case| (case, *host)));
+    for (case, of_host) in all {
+        set_device(device.filter(|_| !of_host).cloned());
         let _context = Context { case: case.name, factory, shape };
         // Each on a thread of its own would lose the panic's place; each has an engine of its own.
         let mut rig = match Rig::new(factory, directory, shape) {
@@ -82,6 +118,7 @@ pub fn run(factory: &dyn EngineFactory, directory: &Path, shape: Shape) -> Outco
         (case.check)(&mut rig);
         case_count += 1;
     }
+    set_device(None);
     Outcome::Passed { case_count }
 }
 

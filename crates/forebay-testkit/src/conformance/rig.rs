@@ -1,9 +1,8 @@
 //! What the cases work with: an engine, files, memory, and a caller that sees transfers through.
 
-#![expect(unsafe_code, reason = "submits transfers; owns raw memory")]
+#![expect(unsafe_code, reason = "submits transfers")]
 #![expect(clippy::unwrap_used, reason = "a check fails by panicking")]
 
-use std::alloc::Layout;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,12 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_io::engine::gds::OpenChannel;
 use forebay_io::engine::{
-    Command, Completion, Engine, EngineFactory, EngineOptions, Transfer, WakeEvent,
+    ChannelNumber, Command, Completion, Engine, EngineFactory, EngineOptions, Transfer, WakeEvent,
 };
 use forebay_io::error::Result;
 
 use super::Shape;
+pub(super) use super::memory::Memory;
+use super::memory::device;
 use crate::random::Random;
 
 /// What direct transfers in the suite are aligned to.
@@ -33,64 +35,6 @@ const STOPS_AT_END: usize = 3;
 
 /// How long the suite waits for something that happens in milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Page-aligned memory that the kernel writes to, so it is never a slice while a transfer runs.
-#[derive(Debug)]
-pub(super) struct Memory {
-    address: *mut u8,
-    layout: Layout,
-}
-
-impl Memory {
-    /// `length` bytes, all of them `fill`.
-    pub(super) fn filled(length: usize, fill: u8) -> Rc<Self> {
-        let layout = Layout::from_size_align(length.max(1), ALIGNMENT).unwrap();
-        // SAFETY: the layout's size isn't zero.
-        let address = unsafe { std::alloc::alloc(layout) };
-        assert!(!address.is_null(), "no memory for the test");
-        // SAFETY: `address` was just allocated with this size.
-        unsafe { address.write_bytes(fill, layout.size()) };
-        Rc::new(Self { address, layout })
-    }
-
-    /// Memory with these bytes.
-    pub(super) fn holding(bytes: &[u8]) -> Rc<Self> {
-        let memory = Self::filled(bytes.len(), 0);
-        memory.put(0, bytes);
-        memory
-    }
-
-    /// A copy of what it holds. No transfer may be writing to it.
-    pub(super) fn bytes(&self) -> Vec<u8> {
-        // SAFETY: all bytes were initialised, and the caller sees to it that none is written to.
-        unsafe { std::slice::from_raw_parts(self.address, self.layout.size()) }.to_vec()
-    }
-
-    /// Puts bytes in at `index`. No transfer may be using them.
-    pub(super) fn put(&self, index: usize, bytes: &[u8]) {
-        assert!(index + bytes.len() <= self.layout.size());
-        let target = self.address(index);
-        // SAFETY: in bounds, and the caller sees to it that nobody else uses it.
-        unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-
-    /// The address of the byte at `index`.
-    pub(super) fn address(&self, index: usize) -> *mut u8 {
-        assert!(index <= self.layout.size());
-        self.address.wrapping_add(index)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.layout.size()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `filled` with this layout.
-        unsafe { std::alloc::dealloc(self.address, self.layout) };
-    }
-}
 
 /// A transfer that the suite wants done.
 #[derive(Clone, Debug)]
@@ -106,6 +50,8 @@ pub(super) struct Job {
     pub(super) length: usize,
     pub(super) file_slot: Option<u32>,
     pub(super) buffer_slot: Option<u16>,
+    /// The channel of the file with this descriptor, if the memory is a device's.
+    channel: Option<(RawFd, ChannelNumber)>,
 }
 
 impl Job {
@@ -122,6 +68,7 @@ impl Job {
             length: memory.len(),
             file_slot: None,
             buffer_slot: None,
+            channel: file.channel.as_ref().map(|open| (file.file.as_raw_fd(), open.number())),
         }
     }
 
@@ -133,6 +80,7 @@ impl Job {
             descriptor: self.descriptor,
             file_slot: self.file_slot,
             buffer_slot: self.buffer_slot,
+            channel: self.channel.filter(|(of, _)| *of == self.descriptor).map(|(_, it)| it),
             buffered: self.buffered,
             uncached: self.uncached,
             offset: self.offset.saturating_add(done as u64),
@@ -149,6 +97,8 @@ impl Job {
 /// A file of the suite's, open for direct or for buffered transfers.
 #[derive(Debug)]
 pub(super) struct TestFile {
+    // Before the file, whose descriptor it uses.
+    channel: Option<OpenChannel>,
     pub(super) file: File,
     pub(super) path: PathBuf,
     pub(super) direct: bool,
@@ -198,6 +148,7 @@ impl<'a> Rig<'a> {
             single_submit: shape.single_submit,
             sqpoll: shape.sqpoll,
             iopoll: shape.iopoll,
+            channels: device().map(|device| device.channels()),
         };
         let engine = factory.build(&options)?;
         let random = Random::new(0x5eed);
@@ -219,7 +170,10 @@ impl<'a> Rig<'a> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{}-{number}", std::process::id()));
         std::fs::write(&path, bytes).unwrap();
-        open(&path, direct)
+        // Device memory goes no other way.
+        let mut file = open(&path, direct || device().is_some());
+        file.channel = device().map(|device| device.open(&file.file));
+        file
     }
 
     /// `length` bytes that nothing else holds.
@@ -382,9 +336,9 @@ fn open(path: &Path, direct: bool) -> TestFile {
     let try_open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     let path = path.to_path_buf();
     match try_open(if direct { libc::O_DIRECT } else { 0 }) {
-        Ok(file) => TestFile { file, path, direct },
+        Ok(file) => TestFile { channel: None, file, path, direct },
         Err(error) if direct && error.raw_os_error() == Some(libc::EINVAL) => {
-            TestFile { file: try_open(0).unwrap(), path, direct: false }
+            TestFile { channel: None, file: try_open(0).unwrap(), path, direct: false }
         }
         Err(error) => panic!("cannot open {}: {error}", path.display()),
     }

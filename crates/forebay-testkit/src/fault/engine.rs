@@ -128,7 +128,8 @@ impl FaultEngine {
                 let Some(length) = cut_length(transfer, cut, &self.shared) else {
                     return self.pass_on(transfer, false);
                 };
-                if cut == Cut::Aligned || transfer.buffered {
+                let moves_any = transfer.buffered || transfer.channel.is_some();
+                if cut == Cut::Aligned || moves_any {
                     return self.pass_on(&Transfer { length, ..*transfer }, true);
                 }
                 let Some(file) = reopen_buffered(transfer) else {
