@@ -61,7 +61,7 @@ pub use files::{FileFacts, Target, facts, reserve};
 pub use handle::{Handle, drain_all};
 pub use memory::{Pool, PoolBuffer, PoolOptions, PoolStats};
 pub use operation::Operation;
-pub use owned::{OwnedMemory, OwnedOperation};
+pub use owned::{OwnedMemory, OwnedOperation, Payload, TensorMemory};
 pub use plan::Direction;
 pub use probe::{EngineProbe, probe_engines};
 pub use request::{DeviceAccess, Part, Request};

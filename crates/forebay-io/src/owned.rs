@@ -1,21 +1,23 @@
 //! Memory that goes with an operation and comes back with its result: requests without `unsafe`.
 //!
-//! An [`OwnedMemory`] is the caller's until it is submitted, the operation's until that is done,
+//! A [`Payload`] is the caller's until it is submitted, the operation's until that is done,
 //! and the caller's again by [`OwnedOperation::wait`]. So nobody can touch it in between.
 #![expect(unsafe_code, reason = "requests name memory by address")]
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::device::{CallerStream, DeviceMemory};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::memory::{ALIGNMENT_DEFAULT, PoolBuffer};
 use crate::operation::Operation;
 use crate::plan::Direction;
-use crate::request::Request;
+use crate::request::{DeviceAccess, Request};
 use crate::{Target, syscalls};
 
 /// Memory that operations can take with them. See the [module documentation](self).
@@ -139,29 +141,85 @@ impl OwnedMemory {
     }
 }
 
+/// Memory that operations can take with them: [`OwnedMemory`], [`DeviceMemory`], or
+/// [`TensorMemory`], which is one of the two.
+pub trait Payload: sealed::Bytes + Send + 'static {}
+
+mod sealed {
+    use crate::request::DeviceAccess;
+
+    /// Where bytes are, that stay there and belong to nobody else while their owner is kept.
+    pub trait Bytes {
+        /// Their address and how many there are; the device that has them, and where it is worked on.
+        fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>);
+    }
+}
+
+/// Memory of the host or of a device.
+#[derive(Debug)]
+pub enum TensorMemory {
+    /// The host's.
+    Host(OwnedMemory),
+    /// A device's.
+    Device(DeviceMemory),
+}
+
+impl Payload for OwnedMemory {}
+
+impl sealed::Bytes for OwnedMemory {
+    fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>) {
+        (self.address.as_ptr(), self.length, None)
+    }
+}
+
+impl Payload for DeviceMemory {}
+
+impl sealed::Bytes for DeviceMemory {
+    fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>) {
+        // Whatever its owner does with it goes through the default stream.
+        let access =
+            DeviceAccess { context: Arc::clone(self.context()), stream: CallerStream::default() };
+        (std::ptr::without_provenance_mut(self.address()), self.len(), Some(access))
+    }
+}
+
+impl Payload for TensorMemory {}
+
+impl sealed::Bytes for TensorMemory {
+    fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>) {
+        match self {
+            Self::Host(memory) => memory.bytes(),
+            Self::Device(memory) => memory.bytes(),
+        }
+    }
+}
+
 /// An operation that has its memory with it.
 #[derive(Debug)]
-pub struct OwnedOperation(Operation);
+pub struct OwnedOperation<M = OwnedMemory> {
+    operation: Operation,
+    memory: PhantomData<M>,
+}
 
-impl OwnedOperation {
+impl<M: Payload> OwnedOperation<M> {
     /// Whether it is finished, well or badly. Never blocks.
     pub fn is_done(&self) -> bool {
-        self.0.is_done()
+        self.operation.is_done()
     }
 
     /// Signals the event once it is done; at once if it is.
     pub fn notify(&self, wake: &Arc<WakeEvent>) {
-        self.0.notify(wake);
+        self.operation.notify(wake);
     }
 
     /// Starts no further block; see [`Operation::cancel`].
     pub fn cancel(&self) {
-        self.0.cancel();
+        self.operation.cancel();
     }
 
     /// Waits for at most `timeout`; `false` if it isn't done by then.
     pub fn is_done_within(&self, timeout: Duration) -> bool {
-        self.0.wait_timeout(timeout).unwrap_or(true)
+        self.operation.wait_timeout(timeout).unwrap_or(true)
     }
 
     /// Waits until it is done, and gives the memory back.
@@ -169,9 +227,9 @@ impl OwnedOperation {
     /// # Errors
     ///
     /// As for [`Operation::wait`]; the memory goes with it.
-    pub fn wait(self) -> Result<OwnedMemory> {
-        self.0.wait()?;
-        let keep = self.0.take_keep().and_then(|keep| keep.downcast::<OwnedMemory>().ok());
+    pub fn wait(self) -> Result<M> {
+        self.operation.wait()?;
+        let keep = self.operation.take_keep().and_then(|keep| keep.downcast::<M>().ok());
         keep.map(|memory| *memory).ok_or_else(|| {
             Error::new(ErrorKind::Closed, "the memory of the operation was taken before")
         })
@@ -202,26 +260,30 @@ impl Handle {
     /// # drop(memory);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn submit_owned(
+    pub fn submit_owned<M: Payload>(
         &self,
         direction: Direction,
         target: impl Into<Target>,
         offset: u64,
-        memory: OwnedMemory,
+        memory: M,
         length: usize,
-    ) -> Result<OwnedOperation> {
+    ) -> Result<OwnedOperation<M>> {
         let mut memory = Box::new(memory);
-        let bytes = memory.as_mut_slice();
-        if bytes.len() < length {
-            let text = format!("{length} bytes to move, {} of memory", bytes.len());
+        let (address, available, device) = memory.bytes();
+        if available < length {
+            let text = format!("{length} bytes to move, {available} of memory");
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
-        let address = bytes.as_mut_ptr();
         let mut request = Request::new(direction, target.into(), offset, address, length);
+        if let Some(access) = device {
+            request.parts[0].device = Some(0);
+            request.devices = vec![access];
+        }
         request.keep = Some(memory);
         // SAFETY: the memory, whose bytes don't move with its owner, is kept by the operation until
         // it is done, and nobody else has a reference to it.
-        unsafe { self.submit(request) }.map(OwnedOperation)
+        let operation = unsafe { self.submit(request) }?;
+        Ok(OwnedOperation { operation, memory: PhantomData })
     }
 }
 

@@ -3,8 +3,9 @@
 //! [`Cuda`] is the driver, loaded by [`Cuda::load`] from where a [`Search`] says; a missing library
 //! or symbol is an error that names it, and changes nothing. A [`Context`] holds the primary
 //! context of one device, [`Stream`] and [`Event`] are Forebay's own on it, and [`memory_at`] says
-//! whose memory an address is. [`Devices`] has one of each for the process; [`notice`] sees that
-//! somebody else has brought CUDA up. [`CuFile`] is the same for GPUDirect Storage.
+//! whose memory an address is. [`DeviceMemory`] is memory of Forebay's own there. [`Devices`] has
+//! one of each for the process; [`notice`] sees that somebody else has brought CUDA up. [`CuFile`]
+//! is the same for GPUDirect Storage.
 //!
 //! # Invariants
 //!
@@ -24,6 +25,7 @@ mod cufile;
 mod devices;
 mod event;
 mod library;
+mod memory;
 mod pinned;
 mod pointer;
 mod presence;
@@ -36,6 +38,7 @@ pub use cufile::{BufferRegistration, CuFile, FileMode, FileRange, FileRegistrati
 pub use devices::Devices;
 pub use event::Event;
 pub use library::Search;
+pub use memory::DeviceMemory;
 pub use pointer::{Place, memory_at};
 pub use presence::notice;
 pub use stream::{CallerStream, Stream};
