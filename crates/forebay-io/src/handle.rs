@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use rustix::io::Errno;
 
-use crate::config::{DirectMode, Durability, EngineChoice, Options};
+use crate::config::{DirectMode, Durability, EngineChoice, MemoryKind, Options};
 use crate::device::{self, Event};
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
@@ -251,8 +251,9 @@ impl Handle {
             };
             let mut file = TensorFile::open(target, options, &runtime.mounts)?;
             runtime.tracker.order().made(&file);
-            let workers =
-                chosen.get_or_insert_with(|| runtime.workers_for(&file, request.direction));
+            let workers = chosen.get_or_insert_with(|| {
+                runtime.workers_for(&file, request.direction, memory_kind_of(request))
+            });
             let ready = check_end(request, &file, end)
                 .and_then(|()| self.go_direct(runtime, workers, &mut file, options));
             let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, &reach);
@@ -530,6 +531,11 @@ pub fn drain_all() {
             wait_all(&runtime, None);
         }
     }
+}
+
+/// Which memory a request is tuned for: one with parts in a device's goes by that.
+fn memory_kind_of(request: &Request) -> MemoryKind {
+    if request.devices.is_empty() { MemoryKind::Host } else { MemoryKind::Gpu }
 }
 
 fn name_of(direction: Direction) -> &'static str {

@@ -10,14 +10,14 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::{CallerStream, DeviceMemory};
 use crate::engine::WakeEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::memory::{ALIGNMENT_DEFAULT, PoolBuffer};
 use crate::operation::Operation;
+use crate::payload::Payload;
 use crate::plan::Direction;
-use crate::request::{DeviceAccess, Request};
+use crate::request::Request;
 use crate::{Target, syscalls};
 
 /// Memory that operations can take with them. See the [module documentation](self).
@@ -137,59 +137,6 @@ impl OwnedMemory {
             Ok(Owner::Pool(buffer)) => Ok(buffer),
             Ok(heap) => Err(Self { owner: Arc::new(heap), address, length }),
             Err(owner) => Err(Self { owner, address, length }),
-        }
-    }
-}
-
-/// Memory that operations can take with them: [`OwnedMemory`], [`DeviceMemory`], or
-/// [`TensorMemory`], which is one of the two.
-pub trait Payload: sealed::Bytes + Send + 'static {}
-
-mod sealed {
-    use crate::request::DeviceAccess;
-
-    /// Where bytes are, that stay there and belong to nobody else while their owner is kept.
-    pub trait Bytes {
-        /// Their address and how many there are; the device that has them, and where it is worked on.
-        fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>);
-    }
-}
-
-/// Memory of the host or of a device.
-#[derive(Debug)]
-pub enum TensorMemory {
-    /// The host's.
-    Host(OwnedMemory),
-    /// A device's.
-    Device(DeviceMemory),
-}
-
-impl Payload for OwnedMemory {}
-
-impl sealed::Bytes for OwnedMemory {
-    fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>) {
-        (self.address.as_ptr(), self.length, None)
-    }
-}
-
-impl Payload for DeviceMemory {}
-
-impl sealed::Bytes for DeviceMemory {
-    fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>) {
-        // Whatever its owner does with it goes through the default stream.
-        let access =
-            DeviceAccess { context: Arc::clone(self.context()), stream: CallerStream::default() };
-        (std::ptr::without_provenance_mut(self.address()), self.len(), Some(access))
-    }
-}
-
-impl Payload for TensorMemory {}
-
-impl sealed::Bytes for TensorMemory {
-    fn bytes(&mut self) -> (*mut u8, usize, Option<DeviceAccess>) {
-        match self {
-            Self::Host(memory) => memory.bytes(),
-            Self::Device(memory) => memory.bytes(),
         }
     }
 }

@@ -167,13 +167,13 @@ mod tests {
 
     use super::super::context::tests::context;
     use super::*;
-    use crate::{Direction, Handle, Options, TensorMemory};
+    use crate::{Direction, Handle, Options, OwnedMemory, TensorMemory};
 
     /// Longer than a block of a fill, and no whole number of anything.
     const LENGTH: usize = (2 << 20) + 1234;
 
     fn pattern() -> Vec<u8> {
-        (0..LENGTH).map(|index| (index % 251) as u8).collect()
+        (0..=250).cycle().take(LENGTH).collect()
     }
 
     #[test]
@@ -238,9 +238,8 @@ mod tests {
             let mut memory = stored.wait().unwrap();
             assert!(std::fs::read(&path).unwrap()[3..] == pattern());
             memory.fill(0).unwrap();
-            let memory = TensorMemory::Device(memory);
             let loaded = handle.submit_owned(Direction::Load, &path, 3, memory, LENGTH - 1);
-            let TensorMemory::Device(memory) = loaded.unwrap().wait().unwrap() else { panic!() };
+            let memory = loaded.unwrap().wait().unwrap();
             let mut back = vec![9; LENGTH];
             memory.copy_out(0, &mut back).unwrap();
             assert!(back[..LENGTH - 1] == pattern()[..LENGTH - 1]);
@@ -253,6 +252,43 @@ mod tests {
             handle.close().unwrap();
         }
         assert_eq!(standin.census().split(' ').nth(3), before.split(' ').nth(3), "allocations");
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn bytes_of_both_kinds_of_memory_are_made_and_looked_at_alike() {
+        let standin = Standin::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.bin");
+        let handle = Handle::new(Options::default()).unwrap();
+        // More than one run, and a ragged last one.
+        let length = 2 * (4 << 20) + 3;
+        let byte_at = |place: usize| u8::try_from(place % 251).unwrap();
+        let device = DeviceMemory::allocate(&context(&standin, 0), length).unwrap();
+        let kinds =
+            [TensorMemory::Host(OwnedMemory::ordinary(length, 1)), TensorMemory::Device(device)];
+        for mut memory in kinds {
+            assert_eq!(memory.len(), length);
+            let mut places = 0..length;
+            let make = |_: usize, run: &mut [u8]| {
+                for byte in run {
+                    *byte = byte_at(places.next().unwrap());
+                }
+            };
+            memory.write_with(make).unwrap();
+            let stored = handle.submit_owned(Direction::Store, &path, 0, memory, length).unwrap();
+            let memory = stored.wait().unwrap();
+            let mut seen = Vec::new();
+            let look = |offset: usize, run: &[u8]| {
+                assert_eq!(offset, seen.len());
+                seen.extend_from_slice(run);
+            };
+            memory.read_with(look).unwrap();
+            assert!(seen == std::fs::read(&path).unwrap());
+            assert!(seen.iter().enumerate().all(|(place, byte)| *byte == byte_at(place)));
+            assert_eq!(seen.len(), length);
+        }
+        drop(handle);
         assert_eq!(standin.violations(), Vec::<String>::new());
     }
 }
