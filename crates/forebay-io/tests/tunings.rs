@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use forebay_io::device::{DeviceMemory, Devices, Search};
 use forebay_io::{
     Direction, EngineChoice, EngineKind, Handle, MemoryKind, Options, Tuning, Tunings,
 };
