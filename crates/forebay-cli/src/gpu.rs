@@ -25,9 +25,20 @@ pub(crate) fn take(option: &str, ordinal: u32) -> Result<(Gpu, Arc<Context>), Fa
     Ok((Gpu { ordinal, name }, context))
 }
 
-/// How many GPUs there are: one at least.
-pub(crate) fn count(option: &str) -> Result<u32, Failure> {
-    Ok(devices(option)?.cuda().device_count())
+/// All GPUs: one at least.
+pub(crate) fn all(option: &str) -> Result<Vec<Gpu>, Failure> {
+    let devices = devices(option)?;
+    let cuda = devices.cuda();
+    let named = |ordinal| {
+        let name = cuda.device_name(ordinal).map_err(|error| refused(option, &error))?;
+        Ok(Gpu { ordinal, name })
+    };
+    (0..cuda.device_count()).map(named).collect()
+}
+
+/// Whether a GPU has too little memory for what was asked (`CUDA_ERROR_OUT_OF_MEMORY`).
+pub(crate) fn is_out_of_memory(error: &forebay::io::Error) -> bool {
+    error.device_code().is_some_and(|device| device.library == "cuda" && device.code == 2)
 }
 
 fn devices(option: &str) -> Result<Arc<Devices>, Failure> {

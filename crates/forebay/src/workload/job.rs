@@ -74,6 +74,13 @@ pub enum Memory {
         /// Bytes.
         shift: usize,
     },
+    /// Memory of a GPU.
+    Gpu {
+        /// Its number.
+        ordinal: u32,
+        /// By GPUDirect Storage, or fail; else through the host's.
+        gds: bool,
+    },
 }
 
 /// What one process does in each loop.
@@ -121,5 +128,10 @@ impl Job {
     pub fn memory_bytes(&self) -> u64 {
         let whole = self.pieces_count().saturating_mul(self.request_bytes as u64);
         if self.validate { whole.min(self.io_bytes) } else { whole }
+    }
+
+    /// Those of them that are in the host's memory.
+    pub fn host_memory_bytes(&self) -> u64 {
+        if matches!(self.memory, Memory::Gpu { .. }) { 0 } else { self.memory_bytes() }
     }
 }

@@ -47,6 +47,8 @@ pub struct Moved {
     pub cached_bytes: u64,
     /// Bytes through memory that is registered with the engine.
     pub registered_bytes: u64,
+    /// Bytes to or from the memory of GPUs.
+    pub device_bytes: u64,
     /// Transfers asked of the kernel.
     pub transfers: u64,
     /// Transfers asked again.
@@ -64,6 +66,7 @@ impl Moved {
             buffered_bytes: after.bytes_buffered - before.bytes_buffered,
             cached_bytes: after.bytes_cached - before.bytes_cached,
             registered_bytes: after.bytes_registered - before.bytes_registered,
+            device_bytes: after.bytes_device - before.bytes_device,
             transfers: after.transfers - before.transfers,
             retries: after.retries - before.retries,
             short_transfers: after.short_transfers - before.short_transfers,
@@ -77,6 +80,7 @@ impl Moved {
         self.buffered_bytes += other.buffered_bytes;
         self.cached_bytes += other.cached_bytes;
         self.registered_bytes += other.registered_bytes;
+        self.device_bytes += other.device_bytes;
         self.transfers += other.transfers;
         self.retries += other.retries;
         self.short_transfers += other.short_transfers;
