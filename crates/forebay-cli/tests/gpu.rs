@@ -132,3 +132,24 @@ fn what_is_found_for_a_gpu_is_kept_beside_what_is_found_for_the_host() {
     let shown = rig.json("devices=0", &["tune", "--show"]);
     assert_eq!(shown["profiles"], json!([]));
 }
+
+#[test]
+fn the_report_says_what_the_driver_says_and_a_refusal_keeps_nothing_else_from_being_told() {
+    let rig = Rig::new();
+    let drive = rig.drive();
+    for (gpus, words) in [
+        ("devices=2", "12.4; this process sees 0: Stand-in 0, 1: Stand-in 1"),
+        ("devices=0", "CUDA_ERROR_NO_DEVICE"),
+    ] {
+        let report = rig.json(gpus, &["report", &drive]);
+        let findings = report["sections"].as_array().unwrap().iter();
+        let mut findings = findings.flat_map(|section| section["findings"].as_array().unwrap());
+        let found = findings.find(|finding| finding["id"] == "gpu.cuda").unwrap();
+        assert!(found["detail"].as_str().unwrap().contains(words), "{found}");
+        let library = report["facts"]["gpu"]["libcufile"].as_str().unwrap();
+        assert_eq!(Path::new(library), rig.standin.folder().join("libcufile.so.0"));
+        let text = rig.run(gpus, &["report", &drive]);
+        assert_eq!(String::from_utf8_lossy(&text.stderr), "");
+    }
+    assert_eq!(fs::read_dir(&drive).unwrap().count(), 0);
+}

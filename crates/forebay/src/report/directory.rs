@@ -6,7 +6,7 @@ use forebay_io::EngineKind;
 use forebay_io::directory::{Trial, room, try_out};
 use serde::Serialize;
 
-use super::{Facts, Finding, Level, drive};
+use super::{Facts, Finding, Level, drive, route};
 use crate::ByteSize;
 use crate::lossy;
 use crate::topology::{Location, locate};
@@ -117,6 +117,7 @@ pub(super) fn findings(found: &DirectoryFacts, all: &Facts) -> Vec<Finding> {
     findings.extend(found.room.map(room_left));
     findings.extend(found.alignment.as_ref().map(direct));
     findings.extend(found.trials.iter().map(trial));
+    findings.extend(found.location.iter().flat_map(|place| route::findings(place, &all.gpu)));
     findings
 }
 

@@ -2,6 +2,7 @@
 
 mod directory;
 mod machine;
+mod route;
 
 use super::*;
 use crate::topology::{Device, DeviceKind, Drive, Link, Location, Mount, PcieFunction, Queue};
@@ -80,6 +81,7 @@ fn drive(name: &str) -> Device {
                 link_max: Some(link),
                 bottleneck: None,
                 numa_node: Some(1),
+                upstream: vec!["pci0000:40".to_owned()],
             }],
             numa_node: Some(1),
             ..Drive::default()
