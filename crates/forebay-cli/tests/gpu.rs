@@ -97,10 +97,22 @@ fn what_has_no_gpu_to_move_is_refused_with_the_reason() {
 }
 
 #[test]
+fn gpudirect_storage_that_is_not_there_is_never_replaced_by_another_route() {
+    let rig = Rig::new();
+    let drive = rig.drive();
+    let io = ["io", "--dir", &drive, "--io-size", "1M", "--use-gds"];
+    let tune = ["tune", "--nvme-dir", &drive, "--io-size", "8M", "--gds"];
+    for words in [&io[..], &tune[..]] {
+        let text = rig.refusal("devices=1 gds=absent", words);
+        assert!(text.contains("GPU"), "{text}");
+    }
+}
+
+#[test]
 fn what_is_found_for_a_gpu_is_kept_beside_what_is_found_for_the_host() {
     let rig = Rig::new();
     let sweep = rig.folder.path().join("sweep.json");
-    let candidates = json!({"block_size": ["256K", "1M"], "staging_bytes": ["2M", "8M"]});
+    let candidates = json!({"block_size": ["256K", "1M"], "device_staging_bytes": ["2M", "8M"]});
     fs::write(&sweep, candidates.to_string()).unwrap();
     let (drive, sweep) = (rig.drive(), sweep.display().to_string());
     let words =
@@ -111,7 +123,7 @@ fn what_is_found_for_a_gpu_is_kept_beside_what_is_found_for_the_host() {
     assert_eq!(target["gpu"], json!({"ordinal": 1, "name": "Stand-in 1"}));
     assert_eq!(target["candidates"].as_array().unwrap().len(), 4);
     assert!(target["profile"].is_string());
-    let staging = &target["read"]["staging_bytes"];
+    let staging = &target["read"]["device_staging_bytes"];
     assert!([json!(2 << 20), json!(8 << 20)].contains(staging), "{target}");
     assert!(target["block"]["aio"].get("use_gds").is_none());
     let text = rig.run("devices=2", &words);

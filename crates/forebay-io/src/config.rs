@@ -184,8 +184,8 @@ pub struct Tuning {
     pub parallelism: usize,
     /// Hand each transfer to the kernel by a call of its own.
     pub single_submit: bool,
-    /// Memory for staging blocks; `None`: what the handle was given.
-    pub staging_bytes: Option<usize>,
+    /// Memory for the staging blocks of devices; `None`: what the handle was given.
+    pub device_staging_bytes: Option<usize>,
 }
 
 /// Knows what drives do best with.
@@ -222,7 +222,7 @@ impl Options {
     /// The same options but for those that a drive does best with.
     pub(crate) fn tuned_to(self, tuning: Tuning) -> Self {
         let Tuning { engine, block_size, queue_depth, parallelism, single_submit, .. } = tuning;
-        let staging_bytes = tuning.staging_bytes.unwrap_or(self.staging_bytes);
+        let staging_bytes = tuning.device_staging_bytes.unwrap_or(self.staging_bytes);
         Self {
             engine,
             block_size,

@@ -31,7 +31,7 @@ impl Fixed {
             queue_depth,
             parallelism: 1,
             single_submit: false,
-            staging_bytes: None,
+            device_staging_bytes: None,
         };
         Arc::new(Self { tuning, memory: MemoryKind::Host, asked: AtomicUsize::new(0) })
     }
@@ -39,7 +39,7 @@ impl Fixed {
     /// What is known of GPU memory, blocks and the memory that they are staged in.
     fn of_gpus(staging_bytes: usize) -> Arc<Self> {
         let fixed = Self::new(4);
-        let tuning = Tuning { staging_bytes: Some(staging_bytes), ..fixed.tuning };
+        let tuning = Tuning { device_staging_bytes: Some(staging_bytes), ..fixed.tuning };
         Arc::new(Self { tuning, memory: MemoryKind::Gpu, asked: AtomicUsize::new(0) })
     }
 }

@@ -61,7 +61,7 @@ pub struct Best {
     pub single_submit: bool,
     /// Memory for staging blocks; `None`: what the handle was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub staging_bytes: Option<usize>,
+    pub device_staging_bytes: Option<usize>,
     /// The rate they came to: of loads, of stores, or the lower of the two for both.
     pub bytes_per_second: f64,
     /// Nothing is known to be faster: the [verdict](crate::tune) of the search, for both that of
@@ -78,7 +78,7 @@ impl From<Best> for Tuning {
             queue_depth: best.queue_depth,
             parallelism: best.parallelism,
             single_submit: best.single_submit,
-            staging_bytes: best.staging_bytes,
+            device_staging_bytes: best.device_staging_bytes,
         }
     }
 }
@@ -292,7 +292,7 @@ mod tests {
             queue_depth,
             parallelism: 2,
             single_submit: false,
-            staging_bytes: None,
+            device_staging_bytes: None,
             bytes_per_second: 1.5e9,
             conclusive: true,
         }
@@ -375,13 +375,13 @@ mod tests {
         let depths = |profiles: &Profiles| {
             MemoryKind::ALL.map(|memory| {
                 let tuning = profiles.tuning(directory.path(), Direction::Load, memory);
-                tuning.map(|tuning| (tuning.queue_depth, tuning.staging_bytes))
+                tuning.map(|tuning| (tuning.queue_depth, tuning.device_staging_bytes))
             })
         };
         let profile = |best| Profile { read: Some(best), ..Profile::default() };
         profiles.host.insert(identity.clone(), profile(best(8)));
         assert_eq!(depths(&profiles), [Some((8, None)), Some((8, None)), None]);
-        let staged = Best { staging_bytes: Some(1 << 20), ..best(16) };
+        let staged = Best { device_staging_bytes: Some(1 << 20), ..best(16) };
         profiles.gpu.insert(identity.clone(), profile(staged));
         profiles.gds.insert(identity.clone(), profile(best(32)));
         let wanted = [Some((8, None)), Some((16, Some(1 << 20))), Some((32, None))];

@@ -121,7 +121,7 @@ fn winner_row(title: &str, winner: &Winner, summary: Option<Summary>) -> String 
 
 fn options_cells(options: &Candidate) -> String {
     let submit = if options.single_submit { "single" } else { "batch" };
-    let staging = options.staging_bytes.map(|bytes| ByteSize(bytes as u64).to_string());
+    let staging = options.device_staging_bytes.map(|bytes| ByteSize(bytes as u64).to_string());
     format!(
         "<td class=name>{}<td>{}<td>{}<td>{}<td class=name>{submit}<td>{}",
         options.engine.name(),
@@ -169,7 +169,7 @@ fn maps(target: &Target, way: Way) -> String {
     let group = |candidate: &CandidateReport| {
         let options = &candidate.options;
         let mode = (options.engine.name(), options.single_submit);
-        (mode, options.parallelism, options.staging_bytes)
+        (mode, options.parallelism, options.device_staging_bytes)
     };
     let groups = unique(target.candidates.iter().map(group));
     for ((engine, single), workers, staging) in groups {

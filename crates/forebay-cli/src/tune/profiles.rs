@@ -55,7 +55,7 @@ pub(super) fn show(output: &Output) -> anyhow::Result<u8> {
         let best = [("read", profile.read), ("write", profile.write), ("both", profile.both)];
         let best = best.map(|(name, best)| best.map(|best| (name, best)));
         let mut found = best.iter().flatten();
-        let header = header(found.any(|(_, best)| best.staging_bytes.is_some()));
+        let header = header(found.any(|(_, best)| best.device_staging_bytes.is_some()));
         lines.push(format!("  {:NAME_WIDTH$}{header}   GB/s", ""));
         lines.extend(best.iter().flatten().map(|(name, best)| line(name, best)));
         lines.push(String::new());

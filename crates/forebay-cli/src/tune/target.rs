@@ -114,7 +114,7 @@ impl Run<'_> {
             "read": !self.options.no_read,
             "write": !self.options.no_write,
             "flush_page_cache": self.options.flush_page_cache,
-            "staging_bytes": self.space.staging_bytes,
+            "device_staging_bytes": self.space.device_staging_bytes,
             "memory": self.memory.kind().name(),
             "gpu": self.gpu,
             "drives": drives,

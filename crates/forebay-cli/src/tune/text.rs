@@ -23,7 +23,8 @@ pub(super) fn header(is_staged: bool) -> String {
 pub(super) fn options_columns(options: &Candidate) -> String {
     let block = ByteSize(options.block_size as u64).to_string();
     let submit = if options.single_submit { "single" } else { "batch" };
-    let staging = options.staging_bytes.map(|bytes| format!(" {:>9}", ByteSize(bytes as u64)));
+    let staging =
+        options.device_staging_bytes.map(|bytes| format!(" {:>9}", ByteSize(bytes as u64)));
     format!(
         "{:8}{block:>9} {:6} {:8}  {submit:6}{}",
         options.engine.name(),
@@ -52,7 +53,7 @@ fn target_lines(target: &Target, verbose: bool, output: &Output) -> Vec<String> 
     let title = format!("{}{}", if target.striped { "striped: " } else { "" }, names.join(" + "));
     let mut lines = vec![output.styled(Style::new().bold(), &title)];
     lines.extend(target.memory.in_words().map(|words| format!("  {words}")));
-    let staged = target.candidates.iter().any(|one| one.options.staging_bytes.is_some());
+    let staged = target.candidates.iter().any(|one| one.options.device_staging_bytes.is_some());
     let header = header(staged);
     lines.push(format!("  {:NAME_WIDTH$}{header}   GB/s  half of the samples  CPU s/GiB", ""));
     lines.extend(target.read.as_ref().map(|winner| winner_line("read", winner, winner.read)));

@@ -15,6 +15,7 @@ use std::time::Instant;
 use super::rounds::as_float;
 use super::search::{Measure, Progress, Sample};
 use super::space::Candidate;
+use crate::device_route::routed;
 use crate::io::device::{Context, DeviceMemory};
 use crate::io::memory::ALIGNMENT_DEFAULT;
 use crate::io::{
@@ -192,7 +193,8 @@ impl<'a> Drive<'a> {
             ..candidate.options()
         };
         // Whatever keeps it from being made keeps it from being used.
-        let handle = Handle::new(options)
+        let handle = routed(options, self.options.memory.kind())
+            .and_then(Handle::new)
             .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))?;
         self.handle = Some((*candidate, handle));
         Ok(())

@@ -11,7 +11,7 @@ use crate::{Best, ByteSize};
 
 /// Keys of a sweep configuration, for the error that names them.
 const KEYS: &str = "engine, block_size, queue_depth, intra_op_parallelism (or io_parallel), \
-    single_submit, overlap_events (or sequential_requests), staging_bytes";
+    single_submit, overlap_events (or sequential_requests), device_staging_bytes";
 /// The product of all options is searched at once up to this many candidates.
 const PRODUCT_MAX: usize = 200;
 
@@ -31,7 +31,7 @@ pub struct Candidate {
     pub parallelism: usize,
     /// Memory for staging blocks; `None`: what handles have by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub staging_bytes: Option<usize>,
+    pub device_staging_bytes: Option<usize>,
 }
 
 impl Candidate {
@@ -45,7 +45,7 @@ impl Candidate {
     /// The options of a handle.
     pub fn options(&self) -> Options {
         let defaults = Options::default();
-        let staging_bytes = self.staging_bytes.unwrap_or(defaults.staging_bytes);
+        let staging_bytes = self.device_staging_bytes.unwrap_or(defaults.staging_bytes);
         Options {
             engine: EngineChoice::Named(self.engine),
             block_size: self.block_size,
@@ -67,7 +67,7 @@ impl Candidate {
             queue_depth: self.queue_depth,
             parallelism: self.parallelism,
             single_submit: self.single_submit,
-            staging_bytes: self.staging_bytes,
+            device_staging_bytes: self.device_staging_bytes,
             bytes_per_second,
             conclusive,
         }
@@ -82,7 +82,7 @@ impl From<Best> for Candidate {
             block_size: best.block_size,
             queue_depth: best.queue_depth,
             parallelism: best.parallelism,
-            staging_bytes: best.staging_bytes,
+            device_staging_bytes: best.device_staging_bytes,
         }
     }
 }
@@ -124,7 +124,7 @@ pub struct Space {
     /// Parallelisms.
     pub parallelisms: Vec<usize>,
     /// Bytes of memory for staging blocks; `None`: what handles have by default.
-    pub staging_bytes: Vec<Option<usize>>,
+    pub device_staging_bytes: Vec<Option<usize>>,
 }
 
 impl Space {
@@ -139,7 +139,7 @@ impl Space {
                 .into_iter()
                 .filter(|workers| *workers == 1 || *workers <= 2 * processors)
                 .collect(),
-            staging_bytes: vec![None],
+            device_staging_bytes: vec![None],
         }
     }
 
@@ -153,7 +153,7 @@ impl Space {
             MemoryKind::Gpu => Self {
                 block_sizes: [256, 512, 1024, 2048, 4096, 8192].map(|kib| kib << 10).to_vec(),
                 queue_depths: vec![8, 32],
-                staging_bytes: [8, 32, 128].map(|mib| Some(mib << 20)).to_vec(),
+                device_staging_bytes: [8, 32, 128].map(|mib| Some(mib << 20)).to_vec(),
                 ..standard
             },
             MemoryKind::Gds => Self {
@@ -182,7 +182,7 @@ impl Space {
             block_sizes: vec![1 << 20],
             queue_depths: vec![32],
             parallelisms: vec![1],
-            staging_bytes: vec![None],
+            device_staging_bytes: vec![None],
         };
         let mut named: Vec<&str> = Vec::new();
         for (key, value) in &object {
@@ -222,9 +222,10 @@ impl Space {
                 self.parallelisms = parse_all(key, values, count_of)?;
                 Ok("intra_op_parallelism")
             }
-            "staging_bytes" => {
-                self.staging_bytes = parse_all(key, values, |value| bytes_of(value).map(Some))?;
-                Ok("staging_bytes")
+            "device_staging_bytes" => {
+                self.device_staging_bytes =
+                    parse_all(key, values, |value| bytes_of(value).map(Some))?;
+                Ok("device_staging_bytes")
             }
             "single_submit" => {
                 self.single_submits = parse_all(key, values, switch_of)?;
@@ -264,7 +265,7 @@ impl Space {
                     block_size: nearest(&self.block_sizes, 1 << 20),
                     queue_depth: nearest(&self.queue_depths, 32),
                     parallelism: nearest(&self.parallelisms, 2),
-                    staging_bytes: middle(&self.staging_bytes),
+                    device_staging_bytes: middle(&self.device_staging_bytes),
                 });
             }
         }
@@ -275,14 +276,14 @@ impl Space {
     /// and submission mode of `mode`.
     pub fn grid(&self, mode: Candidate) -> Vec<Candidate> {
         let mut grid = Vec::new();
-        for &staging_bytes in &self.staging_bytes {
+        for &device_staging_bytes in &self.device_staging_bytes {
             for &parallelism in &self.parallelisms {
                 for &queue_depth in &self.queue_depths {
                     grid.extend(self.block_sizes.iter().map(|&block_size| Candidate {
                         block_size,
                         queue_depth,
                         parallelism,
-                        staging_bytes,
+                        device_staging_bytes,
                         ..mode
                     }));
                 }
@@ -410,16 +411,16 @@ mod tests {
         let space = Space::of_device(ENGINES.to_vec(), 2, MemoryKind::Gpu);
         assert_eq!(space.grid(space.modes()[0]).len(), 6 * 2 * 3 * 3);
         assert_eq!(space.modes().len(), 4);
-        assert!(space.product().iter().all(|candidate| candidate.staging_bytes.is_some()));
+        assert!(space.product().iter().all(|candidate| candidate.device_staging_bytes.is_some()));
         let space = Space::of_device(ENGINES.to_vec(), 2, MemoryKind::Gds);
         assert_eq!(space.modes().len(), 1);
         assert!(space.is_small());
         assert!(space.product().iter().all(|candidate| candidate.options().validate().is_ok()));
         let same = Space::of_device(ENGINES.to_vec(), 2, MemoryKind::Host);
         assert_eq!(same, Space::standard(ENGINES.to_vec(), 2));
-        let text = r#"{"staging_bytes": ["16M", 1048576]}"#;
+        let text = r#"{"device_staging_bytes": ["16M", 1048576]}"#;
         let space = Space::from_sweep(text, &ENGINES).unwrap();
-        assert_eq!(space.staging_bytes, [Some(16 << 20), Some(1 << 20)]);
+        assert_eq!(space.device_staging_bytes, [Some(16 << 20), Some(1 << 20)]);
         assert_eq!(space.product()[0].options().staging_bytes, 16 << 20);
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use forebay_io::{DirectMode, Durability, EngineChoice, Options};
+use forebay_io::{DirectMode, Durability, EngineChoice, MemoryKind, Options};
 use serde::{Deserialize, Serialize};
 
 /// Most requests of a loop: their order and, when contents are checked, their memory are held.
@@ -83,6 +83,17 @@ pub enum Memory {
     },
 }
 
+impl Memory {
+    /// Its kind, and the route that it goes.
+    pub fn kind(self) -> MemoryKind {
+        match self {
+            Self::Pool | Self::Ordinary { .. } => MemoryKind::Host,
+            Self::Gpu { gds: false, .. } => MemoryKind::Gpu,
+            Self::Gpu { gds: true, .. } => MemoryKind::Gds,
+        }
+    }
+}
+
 /// What one process does in each loop.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
@@ -132,6 +143,6 @@ impl Job {
 
     /// Those of them that are in the host's memory.
     pub fn host_memory_bytes(&self) -> u64 {
-        if matches!(self.memory, Memory::Gpu { .. }) { 0 } else { self.memory_bytes() }
+        if self.memory.kind() == MemoryKind::Host { self.memory_bytes() } else { 0 }
     }
 }

@@ -26,6 +26,7 @@ use super::latency::Latencies;
 use super::places::Places;
 use super::rates::{INTERVAL, Rates};
 use super::report::{LoopReport, Moved, ProcessReport, Way};
+use crate::device_route::routed;
 
 /// Bytes that are made, or read back, at a time: a multiple of what direct I/O moves.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -74,7 +75,7 @@ impl Runner {
     ///
     /// Options that can't be used or had here, or too little memory.
     pub fn new(job: Job) -> Result<Self> {
-        let options = job.handle.to_options()?;
+        let options = routed(job.handle.to_options()?, job.memory.kind())?;
         let engine: Arc<dyn EngineFactory> = match options.engine {
             EngineChoice::Auto => Arc::new(AutoFactory::default()),
             EngineChoice::Named(kind) => Arc::new(kind),
