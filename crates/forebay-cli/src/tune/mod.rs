@@ -109,6 +109,9 @@ pub(crate) fn run(options: &Options, output: &Output) -> anyhow::Result<u8> {
     let log = log_directory(options)?;
     let places = places_of(options)?;
     let signals = Signals::take()?;
+    for place in &places {
+        scratch::remove_leftovers(&place.path, target::SUBCOMMAND);
+    }
     let run = target::Run {
         options,
         space: &space,
@@ -127,9 +130,6 @@ pub(crate) fn run(options: &Options, output: &Output) -> anyhow::Result<u8> {
 
 /// Tunes each place, then all together.
 fn tune_all(run: &target::Run<'_>, places: &[Place]) -> anyhow::Result<Report> {
-    for place in places {
-        scratch::remove_leftovers(&place.path, target::SUBCOMMAND);
-    }
     let mut targets = Vec::new();
     for place in places {
         targets.push(run.tune(std::slice::from_ref(place))?);
