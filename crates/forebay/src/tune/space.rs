@@ -153,7 +153,7 @@ impl Space {
             MemoryKind::Gpu => Self {
                 block_sizes: [256, 512, 1024, 2048, 4096, 8192].map(|kib| kib << 10).to_vec(),
                 queue_depths: vec![8, 32],
-                device_staging_bytes: [8, 32, 128].map(|mib| Some(mib << 20)).to_vec(),
+                device_staging_bytes: [16, 64, 256].map(|mib| Some(mib << 20)).to_vec(),
                 ..standard
             },
             MemoryKind::Gds => Self {
