@@ -222,14 +222,17 @@ impl Options {
     /// The same options but for those that a drive does best with.
     pub(crate) fn tuned_to(self, tuning: Tuning) -> Self {
         let Tuning { engine, block_size, queue_depth, parallelism, single_submit, .. } = tuning;
-        let staging_bytes = tuning.device_staging_bytes.unwrap_or(self.staging_bytes);
+        let least = STAGING_BYTES_MIN * parallelism;
+        let device_staging_bytes =
+            tuning.device_staging_bytes.unwrap_or(self.device_staging_bytes).max(least);
         Self {
             engine,
             block_size,
             queue_depth,
             parallelism,
             single_submit,
-            staging_bytes: staging_bytes.max(STAGING_BYTES_MIN * parallelism),
+            staging_bytes: self.staging_bytes.max(least),
+            device_staging_bytes,
             ..self
         }
     }

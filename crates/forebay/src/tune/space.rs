@@ -45,14 +45,17 @@ impl Candidate {
     /// The options of a handle.
     pub fn options(&self) -> Options {
         let defaults = Options::default();
-        let staging_bytes = self.device_staging_bytes.unwrap_or(defaults.staging_bytes);
+        let device_staging_bytes =
+            self.device_staging_bytes.unwrap_or(defaults.device_staging_bytes);
+        let least = self.parallelism << 20;
         Options {
             engine: EngineChoice::Named(self.engine),
             block_size: self.block_size,
             queue_depth: self.queue_depth,
             parallelism: self.parallelism,
             single_submit: self.single_submit,
-            staging_bytes: staging_bytes.max(self.parallelism << 20),
+            staging_bytes: defaults.staging_bytes.max(least),
+            device_staging_bytes: device_staging_bytes.max(least),
             ..defaults
         }
     }
@@ -421,7 +424,7 @@ mod tests {
         let text = r#"{"device_staging_bytes": ["16M", 1048576]}"#;
         let space = Space::from_sweep(text, &ENGINES).unwrap();
         assert_eq!(space.device_staging_bytes, [Some(16 << 20), Some(1 << 20)]);
-        assert_eq!(space.product()[0].options().staging_bytes, 16 << 20);
+        assert_eq!(space.product()[0].options().device_staging_bytes, 16 << 20);
     }
 
     #[test]
