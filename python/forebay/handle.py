@@ -176,6 +176,7 @@ class Handle:
             "block_size",
             "queue_depth",
             "parallelism",
+            "device_staging_bytes",
         }
         if pool is not None:
             if not isinstance(pool, Pool):

@@ -188,10 +188,14 @@ def test_a_killed_process_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option", ["--gpu", "--use_gds", "--slow_bounce_buffer", "--use_accelerator_pin_memory"]
 )
-def test_what_takes_a_gpu_has_its_own_code(tmp_path: Path, option: str) -> None:
+def test_what_takes_a_gpu_has_its_own_code(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run("--dir", tmp_path, option)
     assert done.returncode == 3
-    assert "CPU's memory only" in done.stderr
+    assert option.replace("_", "-")[2:] in done.stderr
+    assert os.listdir(tmp_path) == []
 
 
 def test_wrong_use_is_said_to_be_so(tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ class Tuner:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment, with profiles of its own."""
-        return {**os.environ, "FOREBAY_PROFILES": str(self.profiles)}
+        """Return the environment, with profiles of its own and no GPU."""
+        own = {"FOREBAY_PROFILES": str(self.profiles), "CUDA_VISIBLE_DEVICES": ""}
+        return {**os.environ, **own}
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
@@ -321,7 +322,8 @@ def test_a_sweep_that_cannot_be_used_is_wrong_use(tuner: Tuner, sweep: str, word
     [
         ((), 2, "--nvme-dir"),
         (("--nvme-dir", "/no/such/place"), 3, "/no/such/place"),
-        (("--nvme_dir", ".", "--gds"), 3, "GPU"),
+        (("--nvme_dir", ".", "--gds"), 3, "--gds takes a GPU"),
+        (("--nvme_dir", ".", "--gpu", "1"), 3, "--gpu takes a GPU"),
         (("--nvme-dir", ".", "--no-read", "--no-write"), 2, "--no-write"),
         (("--nvme-dir", ".", "."), 2, "given twice"),
         (("--nvme-dir", ".", "--io-size", "9999T"), 3, "are free"),

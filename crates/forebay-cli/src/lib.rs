@@ -18,6 +18,7 @@ mod config;
 mod deepspeed;
 mod exit;
 mod files;
+mod gpu;
 mod host;
 mod io;
 mod output;

@@ -204,7 +204,7 @@ fn the_docs_have_every_subcommand_and_every_field() {
 
 /// What this machine may not have: all kinds of devices, a fix, a GPU with a link, Python.
 fn every_kind() -> Value {
-    use forebay::report::{Fix, Gpu, PythonFacts};
+    use forebay::report::{CudaFacts, Fix, Gpu, PythonFacts};
     use forebay::topology::{DeviceKind, Link, PcieFunction};
 
     let link = Link { width: 16, gigatransfers: 32.0 };
@@ -214,6 +214,7 @@ fn every_kind() -> Value {
         link_max: Some(link),
         bottleneck: Some(("0000:00:01.0".to_owned(), link)),
         numa_node: Some(0),
+        upstream: vec!["pci0000:40".to_owned()],
     };
     let kinds = [
         DeviceKind::Raid { level: "raid0".to_owned(), chunk_bytes: 1 },
@@ -224,6 +225,7 @@ fn every_kind() -> Value {
         "kind": kinds,
         "fix": Fix { command: "true".to_owned(), root: false },
         "gpus": [Gpu { model: "H200".to_owned(), function: Some(function) }],
+        "cuda": CudaFacts::default(),
         "python": PythonFacts::default(),
     })
 }

@@ -88,6 +88,32 @@ pub enum Priority {
     Prefetch,
 }
 
+/// Which memory bytes are moved from and to, and by which route.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// The host's.
+    #[default]
+    Host,
+    /// A GPU's, through blocks of the host's.
+    Gpu,
+    /// A GPU's, by GPUDirect Storage.
+    Gds,
+}
+
+impl MemoryKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Host, Self::Gpu, Self::Gds];
+
+    /// Its name: `host`, `gpu` or `gds`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu => "gpu",
+            Self::Gds => "gds",
+        }
+    }
+}
+
 macro_rules! named {
     ($type:ty, $what:literal, $($name:literal => $value:expr),+ $(,)?) => {
         impl FromStr for $type {
@@ -115,6 +141,7 @@ named!(EngineChoice, "engine",
 named!(DirectMode, "direct mode", "auto" => Self::Auto, "never" => Self::Never, "always" => Self::Always);
 named!(DeviceRoute, "device route", "auto" => Self::Auto, "gds" => Self::Gds, "host" => Self::Host);
 named!(Durability, "durability", "none" => Self::None, "data" => Self::Data, "full" => Self::Full);
+named!(MemoryKind, "kind of memory", "host" => Self::Host, "gpu" => Self::Gpu, "gds" => Self::Gds);
 named!(Priority, "priority", "demand" => Self::Demand, "prefetch" => Self::Prefetch);
 
 /// Options of a [`Handle`](crate::Handle).
@@ -175,13 +202,15 @@ pub struct Tuning {
     pub parallelism: usize,
     /// Hand each transfer to the kernel by a call of its own.
     pub single_submit: bool,
+    /// Memory for the staging blocks of devices; `None`: what the handle was given.
+    pub device_staging_bytes: Option<usize>,
 }
 
 /// Knows what drives do best with.
 pub trait Tunings: fmt::Debug + Send + Sync {
-    /// The best options for moving files on the drive of `file` in one direction, if known. A
-    /// handle asks once for each file system and direction.
-    fn tuning(&self, file: &Path, direction: Direction) -> Option<Tuning>;
+    /// The best options for moving files on the drive of `file` in one direction, to or from one
+    /// kind of memory, if known. A handle asks once for each file system, direction and kind.
+    fn tuning(&self, file: &Path, direction: Direction, memory: MemoryKind) -> Option<Tuning>;
 }
 
 impl Default for Options {
@@ -212,8 +241,20 @@ impl Default for Options {
 impl Options {
     /// The same options but for those that a drive does best with.
     pub(crate) fn tuned_to(self, tuning: Tuning) -> Self {
-        let Tuning { engine, block_size, queue_depth, parallelism, single_submit } = tuning;
-        Self { engine, block_size, queue_depth, parallelism, single_submit, ..self }
+        let Tuning { engine, block_size, queue_depth, parallelism, single_submit, .. } = tuning;
+        let least = STAGING_BYTES_MIN * parallelism;
+        let device_staging_bytes =
+            tuning.device_staging_bytes.unwrap_or(self.device_staging_bytes).max(least);
+        Self {
+            engine,
+            block_size,
+            queue_depth,
+            parallelism,
+            single_submit,
+            staging_bytes: self.staging_bytes.max(least),
+            device_staging_bytes,
+            ..self
+        }
     }
 
     /// Checks every bound.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use rustix::io::Errno;
 
-use crate::config::{DirectMode, Durability, EngineChoice, Options};
+use crate::config::{DeviceRoute, DirectMode, Durability, EngineChoice, MemoryKind, Options};
 use crate::device::{self, Event};
 use crate::engine::throttle::ThrottleFactory;
 use crate::engine::{AutoFactory, EngineFactory, EngineKind};
@@ -257,8 +257,13 @@ impl Handle {
             };
             let mut file = TensorFile::open(target, options, &runtime.mounts)?;
             runtime.tracker.order().made(&file);
-            let workers =
-                chosen.get_or_insert_with(|| runtime.workers_for(&file, request.direction));
+            let workers = chosen.get_or_insert_with(|| {
+                runtime.workers_for(
+                    &file,
+                    request.direction,
+                    memory_kind_of(request, self.options.device_route),
+                )
+            });
             let ready = check_end(request, &file, end)
                 .and_then(|()| self.go_direct(runtime, workers, &mut file, options));
             let maybe_cached = ready.is_ok() && self.may_be_cached(&file, options, &reach);
@@ -535,6 +540,17 @@ pub fn drain_all() {
         if runtime.belongs_here() {
             wait_all(&runtime, None);
         }
+    }
+}
+
+/// Which memory a request is tuned for: one with parts in a device's goes by that, and by the route
+/// that was asked for. What goes by GPUDirect Storage where that happens to be there is tuned as what
+/// goes through the host's memory, which serves both.
+fn memory_kind_of(request: &Request, route: DeviceRoute) -> MemoryKind {
+    match route {
+        _ if request.devices.is_empty() => MemoryKind::Host,
+        DeviceRoute::Gds => MemoryKind::Gds,
+        DeviceRoute::Auto | DeviceRoute::Host => MemoryKind::Gpu,
     }
 }
 

@@ -38,6 +38,7 @@ pub mod handle;
 pub mod memory;
 pub mod operation;
 pub mod owned;
+pub mod payload;
 pub mod plan;
 pub mod probe;
 pub mod request;
@@ -56,7 +57,8 @@ mod workers;
 
 pub use commit::Commit;
 pub use config::{
-    DeviceRoute, DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings,
+    DeviceRoute, DirectMode, Durability, EngineChoice, MemoryKind, Options, Priority, Tuning,
+    Tunings,
 };
 pub use engine::EngineKind;
 pub use error::{DeviceCode, Error, ErrorKind, Result};
@@ -65,6 +67,7 @@ pub use handle::{Handle, drain_all};
 pub use memory::{Pool, PoolBuffer, PoolOptions, PoolStats};
 pub use operation::Operation;
 pub use owned::{OwnedMemory, OwnedOperation};
+pub use payload::{Payload, TensorMemory};
 pub use plan::Direction;
 pub use probe::{EngineProbe, probe_engines};
 pub use request::{DeviceAccess, Part, Request};

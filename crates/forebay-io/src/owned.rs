@@ -1,9 +1,10 @@
 //! Memory that goes with an operation and comes back with its result: requests without `unsafe`.
 //!
-//! An [`OwnedMemory`] is the caller's until it is submitted, the operation's until that is done,
+//! A [`Payload`] is the caller's until it is submitted, the operation's until that is done,
 //! and the caller's again by [`OwnedOperation::wait`]. So nobody can touch it in between.
 #![expect(unsafe_code, reason = "requests name memory by address")]
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::memory::{ALIGNMENT_DEFAULT, PoolBuffer};
 use crate::operation::Operation;
+use crate::payload::Payload;
 use crate::plan::Direction;
 use crate::request::Request;
 use crate::{Target, syscalls};
@@ -141,27 +143,30 @@ impl OwnedMemory {
 
 /// An operation that has its memory with it.
 #[derive(Debug)]
-pub struct OwnedOperation(Operation);
+pub struct OwnedOperation<M = OwnedMemory> {
+    operation: Operation,
+    memory: PhantomData<M>,
+}
 
-impl OwnedOperation {
+impl<M: Payload> OwnedOperation<M> {
     /// Whether it is finished, well or badly. Never blocks.
     pub fn is_done(&self) -> bool {
-        self.0.is_done()
+        self.operation.is_done()
     }
 
     /// Signals the event once it is done; at once if it is.
     pub fn notify(&self, wake: &Arc<WakeEvent>) {
-        self.0.notify(wake);
+        self.operation.notify(wake);
     }
 
     /// Starts no further block; see [`Operation::cancel`].
     pub fn cancel(&self) {
-        self.0.cancel();
+        self.operation.cancel();
     }
 
     /// Waits for at most `timeout`; `false` if it isn't done by then.
     pub fn is_done_within(&self, timeout: Duration) -> bool {
-        self.0.wait_timeout(timeout).unwrap_or(true)
+        self.operation.wait_timeout(timeout).unwrap_or(true)
     }
 
     /// Waits until it is done, and gives the memory back.
@@ -169,9 +174,9 @@ impl OwnedOperation {
     /// # Errors
     ///
     /// As for [`Operation::wait`]; the memory goes with it.
-    pub fn wait(self) -> Result<OwnedMemory> {
-        self.0.wait()?;
-        let keep = self.0.take_keep().and_then(|keep| keep.downcast::<OwnedMemory>().ok());
+    pub fn wait(self) -> Result<M> {
+        self.operation.wait()?;
+        let keep = self.operation.take_keep().and_then(|keep| keep.downcast::<M>().ok());
         keep.map(|memory| *memory).ok_or_else(|| {
             Error::new(ErrorKind::Closed, "the memory of the operation was taken before")
         })
@@ -202,26 +207,30 @@ impl Handle {
     /// # drop(memory);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn submit_owned(
+    pub fn submit_owned<M: Payload>(
         &self,
         direction: Direction,
         target: impl Into<Target>,
         offset: u64,
-        memory: OwnedMemory,
+        memory: M,
         length: usize,
-    ) -> Result<OwnedOperation> {
+    ) -> Result<OwnedOperation<M>> {
         let mut memory = Box::new(memory);
-        let bytes = memory.as_mut_slice();
-        if bytes.len() < length {
-            let text = format!("{length} bytes to move, {} of memory", bytes.len());
+        let (address, available, device) = memory.bytes();
+        if available < length {
+            let text = format!("{length} bytes to move, {available} of memory");
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
-        let address = bytes.as_mut_ptr();
         let mut request = Request::new(direction, target.into(), offset, address, length);
+        if let Some(access) = device {
+            request.parts[0].device = Some(0);
+            request.devices = vec![access];
+        }
         request.keep = Some(memory);
         // SAFETY: the memory, whose bytes don't move with its owner, is kept by the operation until
         // it is done, and nobody else has a reference to it.
-        unsafe { self.submit(request) }.map(OwnedOperation)
+        let operation = unsafe { self.submit(request) }?;
+        Ok(OwnedOperation { operation, memory: PhantomData })
     }
 }
 

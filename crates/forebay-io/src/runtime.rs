@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::config::{Options, Tuning};
+use crate::config::{MemoryKind, Options, Tuning};
 use crate::engine::EngineFactory;
 use crate::error::{Error, Result};
 use crate::files::{Mounts, TensorFile};
@@ -42,7 +42,7 @@ pub(crate) struct Runtime {
 struct Tuned {
     groups: Vec<(Tuning, Arc<Workers>)>,
     /// Who moves the files of a device; `None`: those with the handle's own options.
-    devices: HashMap<(u32, u32, Direction), Option<Arc<Workers>>>,
+    devices: HashMap<(u32, u32, Direction, MemoryKind), Option<Arc<Workers>>>,
     stopped: bool,
 }
 
@@ -75,16 +75,21 @@ impl Runtime {
         self.tuned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who moves a request whose first file this is.
-    pub(crate) fn workers_for(&self, file: &TensorFile, direction: Direction) -> Arc<Workers> {
+    /// Who moves a request whose first file this is, to or from one kind of memory.
+    pub(crate) fn workers_for(
+        &self,
+        file: &TensorFile,
+        direction: Direction,
+        memory: MemoryKind,
+    ) -> Arc<Workers> {
         let Some(tunings) = &self.options.tunings else { return Arc::clone(&self.workers) };
         let (major, minor, _) = file.key;
-        let key = (major, minor, direction);
+        let key = (major, minor, direction, memory);
         let mut tuned = self.tuned();
         if let Some(workers) = tuned.devices.get(&key) {
             return Arc::clone(workers.as_ref().unwrap_or(&self.workers));
         }
-        let tuning = tunings.tuning(&file.whereabouts(), direction);
+        let tuning = tunings.tuning(&file.whereabouts(), direction, memory);
         let workers = tuning.and_then(|tuning| self.start_tuned(&mut tuned, tuning));
         tuned.devices.insert(key, workers.clone());
         workers.unwrap_or_else(|| Arc::clone(&self.workers))

@@ -13,6 +13,7 @@ pub mod catalog;
 pub mod checkpoint;
 pub mod config;
 pub mod convert;
+mod device_route;
 mod kernel_files;
 mod lossy;
 pub mod npy;

@@ -1,7 +1,8 @@
 //! Profiles: the options that drives were found to do best with, kept from one run to the next.
 //!
-//! They are one JSON file ([`profiles_path`]), by the [identity](crate::topology::Location::identity)
-//! of what a directory is on. [`Profiles`] is what was read of it; as [`Tunings`] it tells handles.
+//! They are one JSON file ([`profiles_path`]), by the kind of memory and by the
+//! [identity](crate::topology::Location::identity) of what a directory is on. [`Profiles`] is what
+//! was read of it; as [`Tunings`] it tells handles.
 //!
 //! # Invariants
 //!
@@ -14,7 +15,9 @@ use std::fs::{self, File};
 use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use forebay_io::{Direction, EngineChoice, EngineKind, Error, ErrorKind, Result, Tuning, Tunings};
+use forebay_io::{
+    Direction, EngineChoice, EngineKind, Error, ErrorKind, MemoryKind, Result, Tuning, Tunings,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::config::profiles_path;
@@ -56,6 +59,9 @@ pub struct Best {
     pub parallelism: usize,
     /// Whether each transfer is handed to the kernel by a call of its own.
     pub single_submit: bool,
+    /// Memory for staging blocks; `None`: what the handle was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_staging_bytes: Option<usize>,
     /// The rate they came to: of loads, of stores, or the lower of the two for both.
     pub bytes_per_second: f64,
     /// Nothing is known to be faster: the [verdict](crate::tune) of the search, for both that of
@@ -72,6 +78,7 @@ impl From<Best> for Tuning {
             queue_depth: best.queue_depth,
             parallelism: best.parallelism,
             single_submit: best.single_submit,
+            device_staging_bytes: best.device_staging_bytes,
         }
     }
 }
@@ -104,7 +111,12 @@ pub(crate) mod engine_name {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
     version: u64,
-    profiles: BTreeMap<String, Profile>,
+    #[serde(rename = "profiles")]
+    host: BTreeMap<String, Profile>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    gpu: BTreeMap<String, Profile>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    gds: BTreeMap<String, Profile>,
 }
 
 impl Profiles {
@@ -141,26 +153,43 @@ impl Profiles {
         Ok(found)
     }
 
-    /// Stores the profile of what has this identity, in place of an earlier one. A side that the
-    /// new one lacks is taken from the earlier one.
+    fn of(&self, memory: MemoryKind) -> &BTreeMap<String, Profile> {
+        match memory {
+            MemoryKind::Host => &self.host,
+            MemoryKind::Gpu => &self.gpu,
+            MemoryKind::Gds => &self.gds,
+        }
+    }
+
+    fn of_mut(&mut self, memory: MemoryKind) -> &mut BTreeMap<String, Profile> {
+        match memory {
+            MemoryKind::Host => &mut self.host,
+            MemoryKind::Gpu => &mut self.gpu,
+            MemoryKind::Gds => &mut self.gds,
+        }
+    }
+
+    /// Stores the profile of what has this identity, for one kind of memory, in place of an earlier
+    /// one. A side that the new one lacks is taken from the earlier one.
     ///
     /// # Errors
     ///
     /// As for [`Self::load`], and what writing met.
-    pub fn store(identity: &str, profile: Profile) -> Result<()> {
+    pub fn store(identity: &str, memory: MemoryKind, profile: Profile) -> Result<()> {
         change(&path_or_error()?, |profiles| {
-            let before = profiles.profiles.remove(identity).unwrap_or_default();
+            let before = profiles.of_mut(memory).remove(identity).unwrap_or_default();
             let profile = Profile {
                 read: profile.read.or(before.read),
                 write: profile.write.or(before.write),
                 both: profile.both.or(before.both),
                 ..profile
             };
-            profiles.profiles.insert(identity.to_owned(), profile);
+            profiles.of_mut(memory).insert(identity.to_owned(), profile);
         })
     }
 
-    /// Forgets the profile of what has this identity; whether there was one.
+    /// Forgets the profiles of what has this identity, of all kinds of memory; whether there was
+    /// one.
     ///
     /// # Errors
     ///
@@ -168,36 +197,50 @@ impl Profiles {
     pub fn forget(identity: &str) -> Result<bool> {
         let mut found = false;
         change(&path_or_error()?, |profiles| {
-            found = profiles.profiles.remove(identity).is_some();
+            for memory in MemoryKind::ALL {
+                found |= profiles.of_mut(memory).remove(identity).is_some();
+            }
         })?;
         Ok(found)
     }
 
-    /// The profile of what has this identity.
-    pub fn get(&self, identity: &str) -> Option<&Profile> {
-        self.profiles.get(identity)
+    /// The profile of what has this identity, for one kind of memory.
+    pub fn get(&self, identity: &str, memory: MemoryKind) -> Option<&Profile> {
+        self.of(memory).get(identity)
     }
 
-    /// All profiles with their identities.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Profile)> {
-        self.profiles.iter().map(|(identity, profile)| (identity.as_str(), profile))
+    /// All profiles with their identities and kinds of memory.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, MemoryKind, &Profile)> {
+        MemoryKind::ALL.into_iter().flat_map(move |memory| {
+            let entries = self.of(memory).iter();
+            entries.map(move |(identity, profile)| (identity.as_str(), memory, profile))
+        })
     }
 
     /// Whether nothing is stored.
     pub fn is_empty(&self) -> bool {
-        self.profiles.is_empty()
+        self.iter().next().is_none()
     }
 }
 
 impl Tunings for Profiles {
-    fn tuning(&self, file: &Path, direction: Direction) -> Option<Tuning> {
+    /// What was found for the host's memory stands in for a GPU's on the way through the host's,
+    /// which is the same engine and the same drive, but not for GPUDirect Storage, which is neither.
+    fn tuning(&self, file: &Path, direction: Direction, memory: MemoryKind) -> Option<Tuning> {
         let identity = topology::locate(file).ok()?.identity();
-        let profile = self.get(&identity)?;
-        let best = match direction {
-            Direction::Load => profile.read,
-            Direction::Store => profile.write,
+        let best_of = |memory| {
+            let profile = self.get(&identity, memory)?;
+            let best = match direction {
+                Direction::Load => profile.read,
+                Direction::Store => profile.write,
+            };
+            best.or(profile.both)
         };
-        best.or(profile.both).map(Tuning::from)
+        let best = match memory {
+            MemoryKind::Gpu => best_of(MemoryKind::Gpu).or_else(|| best_of(MemoryKind::Host)),
+            MemoryKind::Host | MemoryKind::Gds => best_of(memory),
+        };
+        best.map(Tuning::from)
     }
 }
 
@@ -249,6 +292,7 @@ mod tests {
             queue_depth,
             parallelism: 2,
             single_submit: false,
+            device_staging_bytes: None,
             bytes_per_second: 1.5e9,
             conclusive: true,
         }
@@ -256,7 +300,7 @@ mod tests {
 
     fn add(path: &Path, identity: &str, profile: &Profile) {
         change(path, |profiles| {
-            profiles.profiles.insert(identity.to_owned(), profile.clone());
+            profiles.host.insert(identity.to_owned(), profile.clone());
         })
         .unwrap();
     }
@@ -271,7 +315,7 @@ mod tests {
         add(&path, "one", &profile);
         add(&path, "two", &Profile { both: Some(best(4)), ..Profile::default() });
         let found = Profiles::read(&path).unwrap();
-        assert_eq!(found.get("one"), Some(&profile));
+        assert_eq!(found.get("one", MemoryKind::Host), Some(&profile));
         assert_eq!(found.iter().count(), 2);
     }
 
@@ -311,13 +355,42 @@ mod tests {
         let identity = topology::locate(directory.path()).unwrap().identity();
         let mut profiles = Profiles { version: VERSION, ..Profiles::default() };
         let depth = |profiles: &Profiles, direction| {
-            profiles.tuning(directory.path(), direction).map(|tuning| tuning.queue_depth)
+            let tuning = profiles.tuning(directory.path(), direction, MemoryKind::Host);
+            tuning.map(|tuning| tuning.queue_depth)
         };
         assert_eq!(depth(&profiles, Direction::Load), None);
         let profile = Profile { read: Some(best(8)), both: Some(best(4)), ..Profile::default() };
-        profiles.profiles.insert(identity, profile);
+        profiles.host.insert(identity, profile);
         assert_eq!(depth(&profiles, Direction::Load), Some(8));
         assert_eq!(depth(&profiles, Direction::Store), Some(4));
-        assert!(profiles.tuning(Path::new("/no/such/file"), Direction::Load).is_none());
+        let nowhere = Path::new("/no/such/file");
+        assert!(profiles.tuning(nowhere, Direction::Load, MemoryKind::Host).is_none());
+    }
+
+    #[test]
+    fn each_kind_of_memory_has_its_own_best_and_the_hosts_stands_in_on_its_own_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let identity = topology::locate(directory.path()).unwrap().identity();
+        let mut profiles = Profiles { version: VERSION, ..Profiles::default() };
+        let depths = |profiles: &Profiles| {
+            MemoryKind::ALL.map(|memory| {
+                let tuning = profiles.tuning(directory.path(), Direction::Load, memory);
+                tuning.map(|tuning| (tuning.queue_depth, tuning.device_staging_bytes))
+            })
+        };
+        let profile = |best| Profile { read: Some(best), ..Profile::default() };
+        profiles.host.insert(identity.clone(), profile(best(8)));
+        assert_eq!(depths(&profiles), [Some((8, None)), Some((8, None)), None]);
+        let staged = Best { device_staging_bytes: Some(1 << 20), ..best(16) };
+        profiles.gpu.insert(identity.clone(), profile(staged));
+        profiles.gds.insert(identity.clone(), profile(best(32)));
+        let wanted = [Some((8, None)), Some((16, Some(1 << 20))), Some((32, None))];
+        assert_eq!(depths(&profiles), wanted);
+        let path = directory.path().join("profiles.json");
+        change(&path, |stored| *stored = profiles.clone()).unwrap();
+        let found = Profiles::read(&path).unwrap();
+        assert_eq!(found, profiles);
+        let kinds: Vec<MemoryKind> = found.iter().map(|(_, memory, _)| memory).collect();
+        assert_eq!(kinds, MemoryKind::ALL);
     }
 }

@@ -150,6 +150,14 @@ pub(crate) struct Io {
     #[arg(long, value_enum, default_value = "pool", help_heading = "How")]
     pub(super) memory: MemoryKind,
 
+    /// The bytes are in memory of GPUs: process N on GPU N, or on the GPU of its mapping
+    #[arg(long, conflicts_with_all = ["memory", "shift"], help_heading = "How")]
+    pub(super) gpu: bool,
+
+    /// The same, by GPUDirect Storage, or fail
+    #[arg(long, alias = "use_gds", conflicts_with_all = ["memory", "shift"], help_heading = "How")]
+    pub(super) use_gds: bool,
+
     /// Bytes behind the beginning of a page at which ordinary memory begins
     #[arg(long, default_value_t = 0, help_heading = "How",
         value_parser = clap::value_parser!(u32).range(0..4096))]
@@ -162,14 +170,6 @@ pub(crate) struct Io {
     /// What contents and random orders follow from
     #[arg(long, default_value_t = 1, help_heading = "What else")]
     pub(super) seed: u64,
-
-    /// Move bytes of a GPU's memory (not there yet)
-    #[arg(long, help_heading = "What else", hide = true)]
-    pub(super) gpu: bool,
-
-    /// Move them without the CPU (not there yet)
-    #[arg(long, alias = "use_gds", help_heading = "What else", hide = true)]
-    pub(super) use_gds: bool,
 
     /// Of DeepNVMe, for a GPU's memory
     #[arg(long, alias = "slow_bounce_buffer", help_heading = "What else", hide = true)]
@@ -235,19 +235,23 @@ pub(super) fn name_of(value: &impl ValueEnum) -> String {
 }
 
 impl Io {
-    /// Refuses what takes a GPU.
-    pub(super) fn refuse_devices(&self) -> anyhow::Result<()> {
+    /// The option that asks for memory of GPUs, if one does.
+    pub(super) fn gpu_option(&self) -> Option<&'static str> {
+        let asked = [(self.use_gds, "--use-gds"), (self.gpu, "--gpu")];
+        asked.into_iter().find(|(given, _)| *given).map(|(_, name)| name)
+    }
+
+    /// Refuses what `ds_io` does to its own pinned memory, of which there is none here.
+    pub(super) fn refuse_bounce_buffers(&self) -> anyhow::Result<()> {
         let asked = [
-            (self.gpu, "--gpu"),
-            (self.use_gds, "--use-gds"),
             (self.slow_bounce_buffer, "--slow-bounce-buffer"),
             (self.use_accelerator_pin_memory, "--use-accelerator-pin-memory"),
         ];
         match asked.iter().find(|(given, _)| *given) {
             None => Ok(()),
             Some((_, name)) => {
-                let text = format!("{name}: this version moves bytes of the CPU's memory only");
-                Err(Failure::environment(format!("{text}; leave the option out")).into())
+                let text = "memory is pinned once, and registered with CUDA by itself";
+                Err(Failure::environment(format!("{name}: {text}; leave the option out")).into())
             }
         }
     }

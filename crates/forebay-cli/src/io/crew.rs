@@ -216,7 +216,7 @@ mod tests {
              mkdir '{}' 2>/dev/null || sleep 0.5; {last}",
             directory.path().join("first").display()
         );
-        let plan = Plan::new(&Alone::try_parse_from(["io", "--processes", "2"])?.io)?;
+        let plan = Plan::new(&Alone::try_parse_from(["io", "--processes", "2"])?.io, None)?;
         let signals = Signals::none();
         let mut crew = Crew::start(&plan, &Script(script), &signals)?;
         Ok([crew.all_do(&Command::Prepare), crew.all_do(&Command::Finish)])

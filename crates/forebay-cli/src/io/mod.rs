@@ -26,6 +26,7 @@ use protocol::{Command, Reply};
 use show::{Progress, Result as Shown};
 
 use crate::exit::{Exit, Failure};
+use crate::gpu;
 use crate::host::Host;
 use crate::output::Output;
 use crate::scratch::{self, Scratch};
@@ -39,8 +40,9 @@ pub(crate) fn run(options: &Io, host: &dyn Host, output: &Output) -> Result<u8> 
     if options.as_process {
         return worker::run();
     }
-    options.refuse_devices()?;
-    let mut plan = Plan::new(options)?;
+    options.refuse_bounce_buffers()?;
+    let gpus = options.gpu_option().map(gpu::all).transpose()?;
+    let mut plan = Plan::new(options, gpus.as_deref())?;
     let directories = place::check_directories(&plan.directories)?;
     for directory in &plan.directories {
         scratch::remove_leftovers(directory, SUBCOMMAND);

@@ -75,7 +75,7 @@ fn file_system_of(mounts: &str, device: u64) -> String {
 /// Refuses a plan for which there is too little space, memory, or too few descriptors.
 pub(super) fn check_room(plan: &Plan) -> Result<()> {
     check_space(plan)?;
-    let wanted: u64 = plan.processes.iter().map(|(_, job)| job.memory_bytes()).sum();
+    let wanted: u64 = plan.processes.iter().map(|(_, job)| job.host_memory_bytes()).sum();
     let wanted = wanted.saturating_add(PROCESS_BYTES * plan.processes.len() as u64);
     if let Some(available) = available_bytes().filter(|available| available.bytes < wanted) {
         let (needs, has) = (ByteSize(wanted), ByteSize(available.bytes));

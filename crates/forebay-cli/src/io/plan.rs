@@ -7,6 +7,7 @@ use forebay::workload::{HandleOptions, Job, Memory, REQUESTS_MAX, Way};
 
 use super::arguments::{Io, MemoryKind, Order, name_of};
 use crate::exit::Failure;
+use crate::gpu::Gpu;
 use crate::scratch::Scratch;
 
 /// What is going to be done.
@@ -23,12 +24,15 @@ pub(super) struct Plan {
     pub(super) include_warmup: bool,
     /// All processes of a directory use one file.
     pub(super) shared_file: bool,
+    /// The GPUs whose memory is moved.
+    pub(super) gpus: Vec<Gpu>,
     /// Files of a process.
     files_count: u64,
 }
 
 impl Plan {
-    pub(super) fn new(options: &Io) -> Result<Self> {
+    /// A plan for the memory of these GPUs, or for the host's.
+    pub(super) fn new(options: &Io, gpus: Option<&[Gpu]>) -> Result<Self> {
         let io_bytes = options.io_size.0;
         if io_bytes == 0 {
             return Err(Failure::usage("--io-size is 0, there is nothing to move").into());
@@ -45,11 +49,15 @@ impl Plan {
                 return Err(Failure::usage("--shift goes with --memory ordinary").into());
             }
         };
-        let mapped = places_of(options)?;
         let mut directories: Vec<PathBuf> = Vec::new();
         let mut processes = Vec::new();
         let mut users: Vec<u64> = Vec::new();
-        for directory in mapped {
+        let mut used: Vec<Gpu> = Vec::new();
+        for (number, directory) in places_of(options)? {
+            let gpu = gpus.map(|gpus| gpu_of(options, gpus, number)).transpose()?;
+            let memory = gpu
+                .map_or(memory, |gpu| Memory::Gpu { ordinal: gpu.ordinal, gds: options.use_gds });
+            used.extend(gpu.filter(|gpu| !used.contains(gpu)).cloned());
             let known = directories.iter().position(|known| *known == directory);
             let index = known.unwrap_or(directories.len());
             if known.is_none() {
@@ -78,6 +86,7 @@ impl Plan {
             loops,
             include_warmup: options.include_warmup_time,
             shared_file: options.shared_file,
+            gpus: used,
             files_count: if options.different_file_each_iteration {
                 loops + warmup_loops
             } else {
@@ -108,8 +117,20 @@ impl Plan {
     }
 }
 
-/// The directory of each process.
-fn places_of(options: &Io) -> Result<Vec<PathBuf>> {
+/// The GPU of a process: the one of its mapping, or the next in turn.
+fn gpu_of<'a>(options: &Io, gpus: &'a [Gpu], number: u32) -> Result<&'a Gpu> {
+    let number = usize::try_from(number)?;
+    let index =
+        if options.folder_to_device_mapping.is_empty() { number % gpus.len() } else { number };
+    gpus.get(index).ok_or_else(|| {
+        let count = gpus.len();
+        let text = format!("--folder-to-device-mapping names GPU {number}, and there are {count}");
+        Failure::environment(text).into()
+    })
+}
+
+/// The number and the directory of each process.
+fn places_of(options: &Io) -> Result<Vec<(u32, PathBuf)>> {
     let mut numbered = Vec::new();
     for mapping in &options.folder_to_device_mapping {
         let split = mapping.rsplit_once(':');
@@ -126,12 +147,12 @@ fn places_of(options: &Io) -> Result<Vec<PathBuf>> {
     }
     if !numbered.is_empty() {
         numbered.sort();
-        return Ok(numbered.into_iter().map(|(_, folder)| folder).collect());
+        return Ok(numbered);
     }
     let here = [PathBuf::from(".")];
     let dirs: &[PathBuf] = if options.dirs.is_empty() { &here } else { &options.dirs };
-    let count = usize::try_from(options.processes)?.max(dirs.len());
-    Ok((0..count).map(|index| dirs[index % dirs.len()].clone()).collect())
+    let count = options.processes.max(u32::try_from(dirs.len())?);
+    Ok((0..count).zip(dirs.iter().cycle().cloned()).collect())
 }
 
 fn job(options: &Io, offset: u64, request_bytes: usize, memory: Memory) -> Job {
@@ -200,7 +221,10 @@ mod tests {
 
     fn plan(arguments: &[&str]) -> Result<Plan> {
         let words = std::iter::once("io").chain(arguments.iter().copied());
-        Plan::new(&Alone::try_parse_from(words)?.io)
+        let gpu = |ordinal| Gpu { ordinal, name: format!("GPU {ordinal}") };
+        let options = Alone::try_parse_from(words)?.io;
+        let gpus = options.gpu_option().map(|_| [gpu(0), gpu(1)]);
+        Plan::new(&options, gpus.as_ref().map(|gpus| &gpus[..]))
     }
 
     #[test]
@@ -222,6 +246,23 @@ mod tests {
             let words = [&["--folder_to_device_mapping"][..], wrong].concat();
             assert!(plan(&words).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn gpus_are_dealt_out_in_turn_or_as_mapped() {
+        let ordinals = |plan: &Plan| -> Vec<Memory> {
+            plan.processes.iter().map(|(_, job)| job.memory).collect()
+        };
+        let gpu = |ordinal| Memory::Gpu { ordinal, gds: false };
+        let dealt = plan(&["--gpu", "--processes", "3", "--dir", "/a"]).unwrap();
+        assert_eq!(ordinals(&dealt), [gpu(0), gpu(1), gpu(0)]);
+        assert_eq!(dealt.gpus.len(), 2);
+        let mapped = plan(&["--use_gds", "--folder_to_device_mapping", "/a:1"]).unwrap();
+        assert_eq!(ordinals(&mapped), [Memory::Gpu { ordinal: 1, gds: true }]);
+        assert_eq!(mapped.gpus[0].ordinal, 1);
+        let error = plan(&["--gpu", "--folder_to_device_mapping", "/a:2"]).unwrap_err();
+        assert!(error.to_string().contains("GPU 2, and there are 2"), "{error}");
+        assert!(plan(&["--gpu", "--memory", "pool"]).is_err());
     }
 
     #[test]

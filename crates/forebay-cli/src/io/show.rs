@@ -13,6 +13,7 @@ use super::arguments::{Direct, Durability, Io};
 use super::code_of;
 use super::place::Place;
 use super::plan::Plan;
+use crate::gpu::Gpu;
 use crate::output::Output;
 
 /// The name of what `--json` prints.
@@ -78,6 +79,8 @@ struct Document<'a> {
     directories: Vec<Place>,
     processes: usize,
     engine: String,
+    /// The GPUs whose memory was moved.
+    gpus: &'a [Gpu],
     runs: &'a [Summary],
     /// Whether every byte was right; `null` where none was checked.
     valid: Option<bool>,
@@ -105,6 +108,7 @@ pub(super) fn show(
         directories,
         processes: plan.processes.len(),
         engine: engines.join(", "),
+        gpus: &plan.gpus,
         runs: &result.runs,
         valid: options.validate.then_some(result.differences.is_empty()),
         differences: &result.differences,
@@ -155,6 +159,9 @@ fn text_of(document: &Document<'_>) -> String {
         .collect();
     let _ = writeln!(text, "{processes} {many} × {size}, requests of {request}, engine {engine}");
     let _ = writeln!(text, "in {}", places.join(", "));
+    for Gpu { ordinal, name } in document.gpus {
+        let _ = writeln!(text, "memory of GPU {ordinal}, {name}");
+    }
     for run in document.runs {
         text.push_str(&run_text(run));
     }
@@ -212,6 +219,7 @@ fn run_text(run: &Summary) -> String {
     let parts = [
         (moved.direct_bytes, "straight"),
         (moved.staged_bytes, "staged"),
+        (moved.gds_bytes, "by GPUDirect Storage"),
         (moved.buffered_bytes, "through the page cache"),
         (moved.cached_bytes, "from the page cache"),
     ];

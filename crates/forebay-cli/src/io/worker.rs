@@ -15,6 +15,7 @@ use forebay::workload::{Job, Runner};
 
 use super::protocol::{Command, Reply};
 use crate::exit::Exit;
+use crate::gpu::is_out_of_memory;
 
 /// Codes that mean that a drive, a quota or the largest file is full (`errno(3)`).
 const FULL: [i32; 3] = [28, 122, 27];
@@ -88,6 +89,7 @@ fn failed(error: &Error) -> Reply {
         let exit = match error.kind() {
             ErrorKind::OutOfMemory | ErrorKind::Unsupported => Exit::Environment,
             ErrorKind::InvalidInput => Exit::Usage,
+            _ if is_out_of_memory(error) => Exit::Environment,
             _ => Exit::Failed,
         };
         (exit, error.to_string())

@@ -11,17 +11,18 @@ mod target;
 mod text;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::ArgGroup;
 use forebay::ByteSize;
-use forebay::io::{EngineKind, ErrorKind, probe_engines};
-use forebay::tune::Space;
+use forebay::io::{EngineKind, ErrorKind, MemoryKind, probe_engines};
+use forebay::tune::{SampleMemory, Space};
 
 use self::place::Place;
 use self::report::Report;
 use crate::exit::{Exit, Failure};
+use crate::gpu::{self, Gpu};
 use crate::output::{Output, complain};
 use crate::scratch;
 use crate::signals::Signals;
@@ -34,6 +35,7 @@ use crate::signals::Signals;
     after_help = "Examples:\n  forebay tune --nvme-dir /nvme\n  \
     forebay tune --nvme-dir /nvme0 /nvme1 --no-write\n  \
     forebay tune --nvme-dir /nvme --json | jq '.targets[0].block' > aio.json\n  \
+    forebay tune --nvme-dir /nvme --gpu 1\n  \
     forebay tune --show\n  forebay tune --forget /nvme\n\n\
     The flags are those of ds_nvme_tune, with - or _. No root is needed."
 )]
@@ -62,11 +64,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     loops: u32,
 
-    /// Move to and from GPU memory
-    #[arg(long)]
-    gpu: bool,
+    /// Tune for memory of a GPU, of this number [default: 0]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0")]
+    gpu: Option<u32>,
 
-    /// Move to and from GPU memory by GPUDirect Storage
+    /// Tune for memory of a GPU by GPUDirect Storage
     #[arg(long)]
     gds: bool,
 
@@ -102,34 +104,32 @@ pub(crate) fn run(options: &Options, output: &Output) -> anyhow::Result<u8> {
     if let Some(directories) = &options.forget {
         return profiles::forget(directories, output);
     }
-    if options.gpu || options.gds {
-        let text = "no GPU memory can be tuned for here: this version moves host memory only; \
-            leave --gpu and --gds out";
-        return Err(Failure::environment(text).into());
-    }
-    let space = space_of(options)?;
+    let (memory, gpu) = memory_of(options)?;
+    let space = space_of(options, memory.kind())?;
     let log = log_directory(options)?;
     let places = places_of(options)?;
     let signals = Signals::take()?;
-    match tune_all(options, &space, &log, &places, &signals) {
+    for place in &places {
+        scratch::remove_leftovers(&place.path, target::SUBCOMMAND);
+    }
+    let run = target::Run {
+        options,
+        space: &space,
+        memory,
+        gpu,
+        io_bytes: place::io_bytes(options.io_size, &places)?,
+        log: &log,
+        signals: &signals,
+        seed: seed(),
+    };
+    match tune_all(&run, &places) {
         Ok(report) => show(&report, options, output),
         Err(error) => stop(error, &signals),
     }
 }
 
 /// Tunes each place, then all together.
-fn tune_all(
-    options: &Options,
-    space: &Space,
-    log: &Path,
-    places: &[Place],
-    signals: &Signals,
-) -> anyhow::Result<Report> {
-    for place in places {
-        scratch::remove_leftovers(&place.path, target::SUBCOMMAND);
-    }
-    let io_bytes = place::io_bytes(options.io_size, places)?;
-    let run = target::Run { options, space, io_bytes, log, signals, seed: seed() };
+fn tune_all(run: &target::Run<'_>, places: &[Place]) -> anyhow::Result<Report> {
     let mut targets = Vec::new();
     for place in places {
         targets.push(run.tune(std::slice::from_ref(place))?);
@@ -137,8 +137,8 @@ fn tune_all(
     if places.len() > 1 {
         targets.push(run.tune(places)?);
     }
-    let page = log.join("forebay-tune.html");
-    let mut report = Report::new(io_bytes, options.loops, targets);
+    let page = run.log.join("forebay-tune.html");
+    let mut report = Report::new(run.io_bytes, run.options.loops, targets);
     match fs::write(&page, page::render(&report)) {
         Ok(()) => report.page = Some(page.display().to_string()),
         // What was found is worth more than how it looks.
@@ -169,6 +169,9 @@ fn stop(error: anyhow::Error, signals: &Signals) -> anyhow::Result<u8> {
         (Some(ErrorKind::Unsupported | ErrorKind::OutOfMemory | ErrorKind::Closed), _) => {
             Err(Failure::environment(format!("{error:#}")).into())
         }
+        _ if cause.is_some_and(gpu::is_out_of_memory) => {
+            Err(Failure::environment(format!("{error:#}; try a smaller --io-size")).into())
+        }
         _ if cause.and_then(forebay::io::Error::os_code).is_some_and(is_of_the_place) => {
             Err(Failure::environment(format!("{error:#}")).into())
         }
@@ -182,7 +185,18 @@ fn is_of_the_place(code: i32) -> bool {
     [13, 1, 28, 30, 122, 27].contains(&code)
 }
 
-fn space_of(options: &Options) -> anyhow::Result<Space> {
+/// The memory to tune for, and the GPU that has it.
+fn memory_of(options: &Options) -> Result<(SampleMemory, Option<Gpu>), Failure> {
+    let option = if options.gds { "--gds" } else { "--gpu" };
+    if !options.gds && options.gpu.is_none() {
+        return Ok((SampleMemory::Host, None));
+    }
+    let (gpu, context) = gpu::take(option, options.gpu.unwrap_or(0))?;
+    let memory = if options.gds { SampleMemory::Gds(context) } else { SampleMemory::Gpu(context) };
+    Ok((memory, Some(gpu)))
+}
+
+fn space_of(options: &Options, memory: MemoryKind) -> anyhow::Result<Space> {
     let engines: Vec<EngineKind> = probe_engines()
         .into_iter()
         .filter(|probe| probe.available)
@@ -190,7 +204,7 @@ fn space_of(options: &Options) -> anyhow::Result<Space> {
         .collect();
     let Some(path) = &options.sweep_config else {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        return Ok(Space::standard(engines, processors));
+        return Ok(Space::of_device(engines, processors, memory));
     };
     let unusable = |text: String| Failure::usage(format!("{}: {text}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;

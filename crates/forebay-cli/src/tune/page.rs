@@ -71,6 +71,9 @@ fn section(target: &Target) -> String {
         let (name, identity) = (escape(&directory.name), escape(&directory.identity));
         let _ = writeln!(html, "<p class=soft>{name}, {identity}</p>");
     }
+    if let Some(words) = target.memory.in_words() {
+        let _ = writeln!(html, "<p class=soft>{}</p>", escape(&words));
+    }
     for warning in &target.warnings {
         let _ = writeln!(html, "<p class=warning>{}</p>", escape(warning));
     }
@@ -97,7 +100,7 @@ fn winners(target: &Target) -> String {
     }
     format!(
         "<div class=scroll><table class=list><thead><tr><th class=name>Best for<th \
-         class=name>Engine<th>Block<th>Depth<th>Workers<th class=name>Submission<th>GB/s<th>Half \
+         class=name>Engine<th>Block<th>Depth<th>Workers<th class=name>Submission<th>Staging<th>GB/s<th>Half \
          of the samples<th>CPU s/GiB<th class=name>Verdict</thead><tbody>\n{rows}</tbody></table>\
          </div>\n"
     )
@@ -118,12 +121,14 @@ fn winner_row(title: &str, winner: &Winner, summary: Option<Summary>) -> String 
 
 fn options_cells(options: &Candidate) -> String {
     let submit = if options.single_submit { "single" } else { "batch" };
+    let staging = options.device_staging_bytes.map(|bytes| ByteSize(bytes as u64).to_string());
     format!(
-        "<td class=name>{}<td>{}<td>{}<td>{}<td class=name>{submit}",
+        "<td class=name>{}<td>{}<td>{}<td>{}<td class=name>{submit}<td>{}",
         options.engine.name(),
         ByteSize(options.block_size as u64),
         options.queue_depth,
-        options.parallelism
+        options.parallelism,
+        staging.as_deref().unwrap_or("–")
     )
 }
 
@@ -139,7 +144,8 @@ fn rate_cells(summary: Option<Summary>) -> String {
     })
 }
 
-/// The heat maps of one way: block size × depth, one for each engine, submission and parallelism.
+/// The heat maps of one way: block size × depth, one for each engine, submission, parallelism and
+/// staging memory.
 fn maps(target: &Target, way: Way) -> String {
     let rates: Vec<f64> = target
         .candidates
@@ -162,22 +168,25 @@ fn maps(target: &Target, way: Way) -> String {
     );
     let group = |candidate: &CandidateReport| {
         let options = &candidate.options;
-        (options.engine.name(), options.single_submit, options.parallelism)
+        let mode = (options.engine.name(), options.single_submit);
+        (mode, options.parallelism, options.device_staging_bytes)
     };
     let groups = unique(target.candidates.iter().map(group));
-    for (engine, single, workers) in groups {
+    for ((engine, single), workers, staging) in groups {
         let members: Vec<(usize, &CandidateReport)> = target
             .candidates
             .iter()
             .enumerate()
-            .filter(|(_, candidate)| group(candidate) == (engine, single, workers))
+            .filter(|(_, candidate)| group(candidate) == ((engine, single), workers, staging))
             .collect();
         let submit = if single { "single" } else { "batch" };
         let plural = if workers == 1 { "" } else { "s" };
+        let staging = staging.map(|bytes| format!(", {} to stage in", ByteSize(bytes as u64)));
+        let staging = staging.unwrap_or_default();
         let _ = writeln!(
             html,
             "<figure><figcaption>{workers} worker{plural}, {engine}, {submit} \
-             submission</figcaption><table class=map>{}</table></figure>",
+             submission{staging}</figcaption><table class=map>{}</table></figure>",
             map(&members, way, winner, (least, most))
         );
     }
@@ -253,7 +262,7 @@ fn all_candidates(target: &Target) -> String {
         let _ = writeln!(
             html,
             "<h3>{}</h3><div class=scroll><table class=list><thead><tr><th class=name>Engine<th>\
-             Block<th>Depth<th>Workers<th class=name>Submission<th>GB/s<th>Half of the samples<th>\
+             Block<th>Depth<th>Workers<th class=name>Submission<th>Staging<th>GB/s<th>Half of the samples<th>\
              CPU s/GiB<th>Samples<th class=name>What became of it</thead><tbody>",
             way.title
         );

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use forebay::tune::Candidate;
 use forebay::{Best, Profile, Profiles};
 use serde::Serialize;
 
 use super::place::Place;
-use super::text::{HEADER, NAME_WIDTH, options_columns};
+use super::text::{NAME_WIDTH, header, options_columns};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -21,6 +22,7 @@ struct Shown<'a> {
 #[derive(Serialize)]
 struct Entry<'a> {
     identity: &'a str,
+    memory: &'static str,
     #[serde(flatten)]
     profile: &'a Profile,
 }
@@ -34,8 +36,10 @@ struct Forgotten {
 pub(super) fn show(output: &Output) -> anyhow::Result<u8> {
     let profiles = Profiles::load()?;
     let path = forebay::config::profiles_path().map(|path| path.display().to_string());
-    let entries: Vec<Entry> =
-        profiles.iter().map(|(identity, profile)| Entry { identity, profile }).collect();
+    let entries: Vec<Entry> = profiles
+        .iter()
+        .map(|(identity, memory, profile)| Entry { identity, memory: memory.name(), profile })
+        .collect();
     if output.is_json() {
         output.object("profiles", &Shown { path, profiles: entries })?;
         return Ok(Exit::Done as u8);
@@ -45,14 +49,15 @@ pub(super) fn show(output: &Output) -> anyhow::Result<u8> {
         return Ok(Exit::Done as u8);
     }
     let mut lines = Vec::new();
-    for Entry { identity, profile } in entries {
-        lines.push(format!("{} ({identity}), {}", profile.name, age(profile.measured_at)));
-        lines.push(format!("  {:NAME_WIDTH$}{HEADER}   GB/s", ""));
-        for (name, best) in
-            [("read", profile.read), ("write", profile.write), ("both", profile.both)]
-        {
-            lines.extend(best.map(|best| line(name, &best)));
-        }
+    for Entry { identity, memory, profile } in entries {
+        let age = age(profile.measured_at);
+        lines.push(format!("{} ({identity}), {memory} memory, {age}", profile.name));
+        let best = [("read", profile.read), ("write", profile.write), ("both", profile.both)];
+        let best = best.map(|(name, best)| best.map(|best| (name, best)));
+        let mut found = best.iter().flatten();
+        let header = header(found.any(|(_, best)| best.device_staging_bytes.is_some()));
+        lines.push(format!("  {:NAME_WIDTH$}{header}   GB/s", ""));
+        lines.extend(best.iter().flatten().map(|(name, best)| line(name, best)));
         lines.push(String::new());
     }
     lines.extend(path.map(|path| format!("stored in {path}")));
@@ -61,13 +66,7 @@ pub(super) fn show(output: &Output) -> anyhow::Result<u8> {
 }
 
 fn line(name: &str, best: &Best) -> String {
-    let columns = options_columns(
-        best.engine,
-        best.block_size,
-        best.queue_depth,
-        best.parallelism,
-        best.single_submit,
-    );
+    let columns = options_columns(&Candidate::from(*best));
     let verdict = if best.conclusive { "" } else { "  inconclusive" };
     format!("  {name:NAME_WIDTH$}{columns} {:6.2}{verdict}", best.bytes_per_second / 1e9)
 }
@@ -83,7 +82,7 @@ fn age(measured_at: u64) -> String {
 
 pub(super) fn forget(directories: &[PathBuf], output: &Output) -> anyhow::Result<u8> {
     let wanted: Vec<String> = if directories.is_empty() {
-        Profiles::load()?.iter().map(|(identity, _)| identity.to_owned()).collect()
+        Profiles::load()?.iter().map(|(identity, ..)| identity.to_owned()).collect()
     } else {
         let places: Result<Vec<Place>, Failure> =
             directories.iter().map(|directory| Place::find(directory)).collect();

@@ -1,9 +1,11 @@
 //! What is found, as the JSON of the schema `forebay.tune/1` has it; text and page show the same.
 
+use forebay::io::MemoryKind;
 use forebay::tune::{AioBlock, Candidate, Dropped, Summary, Tuning, Way};
 use serde::Serialize;
 
 use super::place::Place;
+use crate::gpu::Gpu;
 
 /// The whole result.
 #[derive(Debug, Serialize)]
@@ -32,6 +34,8 @@ impl Report {
 pub(super) struct Target {
     pub(super) directories: Vec<DirectoryReport>,
     pub(super) striped: bool,
+    #[serde(flatten)]
+    pub(super) memory: MemoryReport,
     /// `{"aio": …}`, for DeepSpeed's configuration.
     pub(super) block: Block,
     pub(super) read: Option<Winner>,
@@ -47,6 +51,28 @@ pub(super) struct Target {
     pub(super) seed: u64,
     /// Where the profile that handles go by is stored.
     pub(super) profile: Option<String>,
+}
+
+/// The memory that was moved from and to.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct MemoryReport {
+    /// `host`, `gpu` or `gds`.
+    pub(super) memory: &'static str,
+    /// The GPU that has it.
+    pub(super) gpu: Option<Gpu>,
+}
+
+impl MemoryReport {
+    /// What to say of it; nothing of the host's.
+    pub(super) fn in_words(&self) -> Option<String> {
+        let Gpu { ordinal, name } = self.gpu.as_ref()?;
+        let route = if self.memory == MemoryKind::Gds.name() {
+            "by GPUDirect Storage"
+        } else {
+            "through the host's"
+        };
+        Some(format!("memory of GPU {ordinal}, {name}, {route}"))
+    }
 }
 
 /// A directory and what it is on.
@@ -75,7 +101,16 @@ impl From<&Place> for DirectoryReport {
 /// What goes into a DeepSpeed configuration as it is.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Block {
-    pub(super) aio: AioBlock,
+    pub(super) aio: Aio,
+}
+
+/// The options, and whether they are for GPUDirect Storage.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Aio {
+    #[serde(flatten)]
+    options: AioBlock,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    use_gds: Option<bool>,
 }
 
 /// The candidate to take.
@@ -127,7 +162,12 @@ pub(super) struct Rate {
 }
 
 /// What a tuning came to, for its target.
-pub(super) fn target_of(tuning: &Tuning, places: &[Place], grid_bytes: u64) -> Option<Target> {
+pub(super) fn target_of(
+    tuning: &Tuning,
+    places: &[Place],
+    memory: MemoryReport,
+    grid_bytes: u64,
+) -> Option<Target> {
     let carries: Option<f64> = places.iter().map(Place::carries).sum();
     let choice = tuning.candidates[tuning.choice()?];
     let winner = |way: &Option<Way>| {
@@ -147,7 +187,13 @@ pub(super) fn target_of(tuning: &Tuning, places: &[Place], grid_bytes: u64) -> O
     let mut target = Target {
         directories: places.iter().map(DirectoryReport::from).collect(),
         striped: places.len() > 1,
-        block: Block { aio: choice.into() },
+        block: Block {
+            aio: Aio {
+                options: choice.into(),
+                use_gds: (memory.memory == MemoryKind::Gds.name()).then_some(true),
+            },
+        },
+        memory,
         read,
         write,
         both,

@@ -5,15 +5,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use forebay::io::Direction;
-use forebay::tune::{Drive, DriveOptions, Journal, Progress, Settings, Space, tune};
+use forebay::tune::{Drive, DriveOptions, Journal, Progress, SampleMemory, Settings, Space, tune};
 use forebay::{Best, ByteSize, Profile, Profiles};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::Options;
 use super::place::Place;
-use super::report::{Target, Winner, target_of};
+use super::report::{MemoryReport, Target, Winner, target_of};
 use crate::exit::Failure;
+use crate::gpu::Gpu;
 use crate::output::complain;
 use crate::scratch::Scratch;
 use crate::signals::Signals;
@@ -26,6 +27,8 @@ pub(super) const SUBCOMMAND: &str = "tune";
 pub(super) struct Run<'a> {
     pub(super) options: &'a Options,
     pub(super) space: &'a Space,
+    pub(super) memory: SampleMemory,
+    pub(super) gpu: Option<Gpu>,
     pub(super) io_bytes: u64,
     pub(super) log: &'a Path,
     pub(super) signals: &'a Signals,
@@ -67,18 +70,20 @@ impl Run<'_> {
         let mut drive = Drive::new(DriveOptions {
             files: scratches.iter().map(|scratch| scratch.path().join("sample.bin")).collect(),
             io_bytes: self.io_bytes,
+            memory: self.memory.clone(),
             flush_page_cache: self.options.flush_page_cache,
             is_interrupted: &is_interrupted,
             on_progress: &on_progress,
         })?;
         let tuning = tune(&settings, &mut journal.keep(&mut drive))?;
         bar.finish_and_clear();
-        let mut target = target_of(&tuning, places, settings.grid_bytes())
+        let memory = MemoryReport { memory: self.memory.kind().name(), gpu: self.gpu.clone() };
+        let mut target = target_of(&tuning, places, memory, settings.grid_bytes())
             .context("no candidate came out best")?;
         target.resumed_samples = earlier;
         target.seed = settings.seed;
         if let [place] = places {
-            match store(place, &target) {
+            match self.store(place, &target) {
                 Ok(path) => target.profile = Some(path),
                 Err(error) => {
                     // The journal stays: the same command stores it without measuring again.
@@ -109,13 +114,25 @@ impl Run<'_> {
             "read": !self.options.no_read,
             "write": !self.options.no_write,
             "flush_page_cache": self.options.flush_page_cache,
+            "device_staging_bytes": self.space.device_staging_bytes,
+            "memory": self.memory.kind().name(),
+            "gpu": self.gpu,
             "drives": drives,
         })
     }
+
+    /// Stores what handles go by; returns where.
+    fn store(&self, place: &Place, target: &Target) -> anyhow::Result<String> {
+        Profiles::store(
+            &place.location.identity(),
+            self.memory.kind(),
+            profile_of(self.gpu.as_ref(), place, target),
+        )?;
+        Ok(forebay::config::profiles_path().unwrap_or_default().display().to_string())
+    }
 }
 
-/// Stores what handles go by; returns where.
-fn store(place: &Place, target: &Target) -> anyhow::Result<String> {
+fn profile_of(gpu: Option<&Gpu>, place: &Place, target: &Target) -> Profile {
     let rate = |winner: &Winner| {
         let rates = [winner.read, winner.write].into_iter().flatten();
         rates.map(|summary| summary.bytes_per_second).fold(f64::INFINITY, f64::min)
@@ -128,15 +145,14 @@ fn store(place: &Place, target: &Target) -> anyhow::Result<String> {
     let ways = [&target.read, &target.write];
     let sure = ways.into_iter().flatten().all(Winner::is_conclusive);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let profile = Profile {
-        name: place.name(),
+    let gpu = gpu.map(|gpu| format!(" with {}", gpu.name)).unwrap_or_default();
+    Profile {
+        name: format!("{}{gpu}", place.name()),
         measured_at: now.as_secs(),
         read: own(&target.read, true),
         write: own(&target.write, false),
         both: target.both.as_ref().map(|winner| winner.options.best(rate(winner), sure)),
-    };
-    Profiles::store(&place.location.identity(), profile)?;
-    Ok(forebay::config::profiles_path().unwrap_or_default().display().to_string())
+    }
 }
 
 /// A bar on standard error, shown if that is a terminal.

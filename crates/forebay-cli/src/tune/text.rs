@@ -2,8 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 use forebay::ByteSize;
-use forebay::io::EngineKind;
-use forebay::tune::Summary;
+use forebay::tune::{Candidate, Summary};
 
 use super::report::{Report, Target, Winner};
 use crate::output::Output;
@@ -14,20 +13,25 @@ const WIDTH: usize = 100;
 /// Columns of what a line is about: the longest is `both write`.
 pub(super) const NAME_WIDTH: usize = 11;
 
-/// Titles over [`options_columns`].
-pub(super) const HEADER: &str = "engine      block  depth  workers  submit";
+/// Titles over [`options_columns`], with that of staging memory where it has a column.
+pub(super) fn header(is_staged: bool) -> String {
+    let staging = if is_staged { "   staging" } else { "" };
+    format!("engine      block  depth  workers  submit{staging}")
+}
 
-/// Options in columns under [`HEADER`].
-pub(super) fn options_columns(
-    engine: EngineKind,
-    block_size: usize,
-    queue_depth: usize,
-    parallelism: usize,
-    single_submit: bool,
-) -> String {
-    let block = ByteSize(block_size as u64).to_string();
-    let submit = if single_submit { "single" } else { "batch" };
-    format!("{:8}{block:>9} {queue_depth:6} {parallelism:8}  {submit:6}", engine.name())
+/// Options in columns under [`header`].
+pub(super) fn options_columns(options: &Candidate) -> String {
+    let block = ByteSize(options.block_size as u64).to_string();
+    let submit = if options.single_submit { "single" } else { "batch" };
+    let staging =
+        options.device_staging_bytes.map(|bytes| format!(" {:>9}", ByteSize(bytes as u64)));
+    format!(
+        "{:8}{block:>9} {:6} {:8}  {submit:6}{}",
+        options.engine.name(),
+        options.queue_depth,
+        options.parallelism,
+        staging.unwrap_or_default()
+    )
 }
 
 pub(super) fn render(report: &Report, verbose: bool, output: &Output) -> String {
@@ -48,7 +52,10 @@ fn target_lines(target: &Target, verbose: bool, output: &Output) -> Vec<String> 
         .collect();
     let title = format!("{}{}", if target.striped { "striped: " } else { "" }, names.join(" + "));
     let mut lines = vec![output.styled(Style::new().bold(), &title)];
-    lines.push(format!("  {:NAME_WIDTH$}{HEADER}   GB/s  half of the samples  CPU s/GiB", ""));
+    lines.extend(target.memory.in_words().map(|words| format!("  {words}")));
+    let staged = target.candidates.iter().any(|one| one.options.device_staging_bytes.is_some());
+    let header = header(staged);
+    lines.push(format!("  {:NAME_WIDTH$}{header}   GB/s  half of the samples  CPU s/GiB", ""));
     lines.extend(target.read.as_ref().map(|winner| winner_line("read", winner, winner.read)));
     lines.extend(target.write.as_ref().map(|winner| winner_line("write", winner, winner.write)));
     if let Some(both) = &target.both {
@@ -81,14 +88,7 @@ fn target_lines(target: &Target, verbose: bool, output: &Output) -> Vec<String> 
 }
 
 fn winner_line(name: &str, winner: &Winner, summary: Option<Summary>) -> String {
-    let options = &winner.options;
-    let columns = options_columns(
-        options.engine,
-        options.block_size,
-        options.queue_depth,
-        options.parallelism,
-        options.single_submit,
-    );
+    let columns = options_columns(&winner.options);
     let rates = summary.map(|found| rate_columns(&found)).unwrap_or_default();
     let verdict = match winner.verdict {
         Some(verdict) if !verdict.conclusive => "  inconclusive".to_owned(),
@@ -117,13 +117,7 @@ fn candidate_lines(target: &Target) -> Vec<String> {
         let mut rates: Vec<_> = rates.collect();
         rates.sort_by(|one, other| other.1.bytes_per_second.total_cmp(&one.1.bytes_per_second));
         lines.extend(rates.into_iter().map(|(options, summary)| {
-            let columns = options_columns(
-                options.engine,
-                options.block_size,
-                options.queue_depth,
-                options.parallelism,
-                options.single_submit,
-            );
+            let columns = options_columns(&options);
             let name = if read { "read" } else { "write" };
             let samples = summary.samples;
             format!("  {name:NAME_WIDTH$}{columns} {}  {samples} samples", rate_columns(&summary))

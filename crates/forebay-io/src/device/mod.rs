@@ -3,9 +3,9 @@
 //! [`Cuda`] is the driver, loaded by [`Cuda::load`] from where a [`Search`] says; a missing library
 //! or symbol is an error that names it, and changes nothing. A [`Context`] holds the primary
 //! context of one device, [`Stream`] and [`Event`] are Forebay's own on it, and [`memory_at`] says
-//! whose memory an address is. [`Devices`] has one of each for the process; [`notice`] sees that
-//! somebody else has brought CUDA up. [`CuFile`] is the same for GPUDirect Storage, and [`gds`] says
-//! when that is worth asking for.
+//! whose memory an address is. [`DeviceMemory`] is memory of Forebay's own there. [`Devices`] has
+//! one of each for the process; [`notice`] sees that somebody else has brought CUDA up. [`CuFile`]
+//! is the same for GPUDirect Storage, and [`gds`] says when that is worth asking for.
 //!
 //! # Invariants
 //!
@@ -26,6 +26,7 @@ mod devices;
 mod event;
 pub mod gds;
 mod library;
+mod memory;
 mod pinned;
 mod pointer;
 mod presence;
@@ -39,6 +40,7 @@ pub use cufile::{BufferRegistration, CuFile, DriverFacts, FileRange, FileRegistr
 pub use devices::Devices;
 pub use event::Event;
 pub use library::Search;
+pub use memory::DeviceMemory;
 pub use pointer::{Place, memory_at};
 pub use presence::notice;
 pub use stream::{CallerStream, Stream};

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::put;
 use crate::model::queue::Way;
-use crate::model::{Model, Needs, Outcome, call, code, current, status};
+use crate::model::{Model, Needs, Outcome, call, code, current, model, status};
 
 /// `CUpointer_attribute`, as far as it is known here.
 const CONTEXT: c_uint = 1;
@@ -121,6 +121,28 @@ extern "C" fn cuMemcpyDtoHAsync_v2(
     stream: usize,
 ) -> c_int {
     copy("cuMemcpyDtoHAsync_v2", Way::Out, device, host, length, stream)
+}
+
+/// A copy of the default stream that the host waits for.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoD_v2(device: usize, host: usize, length: usize) -> c_int {
+    copy_now("cuMemcpyHtoD_v2", Way::In, device, host, length)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoH_v2(host: usize, device: usize, length: usize) -> c_int {
+    copy_now("cuMemcpyDtoH_v2", Way::Out, device, host, length)
+}
+
+fn copy_now(symbol: &'static str, way: Way, device: usize, host: usize, length: usize) -> c_int {
+    let copied = call(symbol, Needs::Context, |model| {
+        let stream = model.stream(0, current()?)?;
+        model.copy_now(stream, way, device..device + length, host)
+    });
+    status(copied.map(|(signal, clock)| {
+        signal.wait();
+        model().order.seen(&clock);
+    }))
 }
 
 fn copy(

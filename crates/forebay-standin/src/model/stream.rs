@@ -119,21 +119,48 @@ impl Model {
         if length == 0 {
             return Ok(None);
         }
-        let (allocation, offset) = self.memory.device(&device).map_err(|(code, text)| {
-            self.journal.violation(format!("a copy uses {text}"));
-            code
-        })?;
-        let host_bytes = host..host + length;
-        let registered = self.memory.is_registered(&host_bytes);
-        self.enqueue(handle, |_| Task::Copy { way, allocation, offset, host, length })?;
-        self.note(handle, device, way == Way::In, "a copy");
-        self.note(handle, host_bytes, way == Way::Out, "a copy");
-        if registered {
+        self.start_copy(handle, way, device, host)?;
+        if self.memory.is_registered(&(host..host + length)) {
             return Ok(None);
         }
         let text = format!("an asynchronous copy of {length} bytes uses unregistered host memory");
         self.journal.violation(text);
         self.marker(handle).map(Some)
+    }
+
+    /// Enqueues a copy of any host memory, for which the host waits: by what, and what it knows
+    /// then.
+    pub(crate) fn copy_now(
+        &mut self,
+        handle: usize,
+        way: Way,
+        device: Range<usize>,
+        host: usize,
+    ) -> Outcome<(Arc<Signal>, Clock)> {
+        if !device.is_empty() {
+            self.start_copy(handle, way, device, host)?;
+        }
+        let signal = self.marker(handle)?;
+        let clock = self.streams.get(&handle).ok_or(code::INVALID_HANDLE)?.clock.clone();
+        Ok((signal, clock))
+    }
+
+    fn start_copy(
+        &mut self,
+        handle: usize,
+        way: Way,
+        device: Range<usize>,
+        host: usize,
+    ) -> Outcome {
+        let length = device.len();
+        let (allocation, offset) = self.memory.device(&device).map_err(|(code, text)| {
+            self.journal.violation(format!("a copy uses {text}"));
+            code
+        })?;
+        self.enqueue(handle, |_| Task::Copy { way, allocation, offset, host, length })?;
+        self.note(handle, device, way == Way::In, "a copy");
+        self.note(handle, host..host + length, way == Way::Out, "a copy");
+        Ok(())
     }
 
     /// A kernel that writes `bytes`.

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use forebay_io::EngineKind;
+use forebay_io::device::gds::{Whereabouts, storage_of};
 use forebay_io::directory::{Trial, room, try_out};
 use serde::Serialize;
 
-use super::{Facts, Finding, Level, drive};
+use super::{Facts, Finding, Level, drive, route};
 use crate::ByteSize;
 use crate::lossy;
-use crate::topology::{Location, locate};
+use crate::topology::{Location, Mount, locate};
 
 /// Less room than this is about to be none: one layer of a large model.
 const ROOM_BYTES_MIN: u64 = 1 << 30;
@@ -58,6 +59,15 @@ impl From<Trial> for TrialFacts {
     }
 }
 
+/// What GPUDirect Storage would find files in the directory on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StorageFacts {
+    /// A kind that cuFile may reach from a GPU.
+    pub kind: Option<String>,
+    /// Why it is none of those.
+    pub obstacle: Option<String>,
+}
+
 /// What was found in a directory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DirectoryFacts {
@@ -72,6 +82,8 @@ pub struct DirectoryFacts {
     pub room: Option<RoomFacts>,
     /// What direct I/O asks; `None` if no file could be made.
     pub alignment: Option<Alignment>,
+    /// What GPUDirect Storage would find it on; `None` where that can't be looked at.
+    pub storage: Option<StorageFacts>,
     /// One trial for each engine that can be set up.
     pub trials: Vec<TrialFacts>,
 }
@@ -85,8 +97,10 @@ pub(super) fn gather(path: &Path, engines: &[EngineKind]) -> DirectoryFacts {
         Ok(status) if !status.is_dir() => return fail("is not a directory".to_owned()),
         Ok(_) => {}
     }
+    let location = locate(path).ok();
     DirectoryFacts {
-        location: locate(path).ok(),
+        storage: location.as_ref().map(storage),
+        location,
         room: room(path).ok().map(|room| RoomFacts {
             total_bytes: room.total_bytes,
             available_bytes: room.available_bytes,
@@ -99,6 +113,14 @@ pub(super) fn gather(path: &Path, engines: &[EngineKind]) -> DirectoryFacts {
         }),
         trials: engines.iter().map(|engine| try_out(path, *engine).into()).collect(),
         ..facts
+    }
+}
+
+fn storage(location: &Location) -> StorageFacts {
+    let Mount { device, number, .. } = location.mount;
+    match storage_of(Path::new("/"), Whereabouts { device, mount: Some(number) }) {
+        Ok(kind) => StorageFacts { kind: Some(kind.name().to_owned()), obstacle: None },
+        Err(obstacle) => StorageFacts { kind: None, obstacle: Some(obstacle) },
     }
 }
 
@@ -117,6 +139,7 @@ pub(super) fn findings(found: &DirectoryFacts, all: &Facts) -> Vec<Finding> {
     findings.extend(found.room.map(room_left));
     findings.extend(found.alignment.as_ref().map(direct));
     findings.extend(found.trials.iter().map(trial));
+    findings.extend(route::findings(found, &all.gpu));
     findings
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::config::library_folders;
+use super::config::{cufile_settings, library_folders};
 use super::{
     DirectoryFacts, EngineFacts, GpuFacts, LimitFacts, PythonFacts, SystemFacts, directory, gpu,
 };
@@ -48,7 +48,18 @@ impl Facts {
             .zip(&engines)
             .filter_map(|(kind, found)| found.available.then_some(kind))
             .collect();
+        let settings = cufile_settings();
         let packaged = python.as_ref().map(|python| python.libraries.clone()).unwrap_or_default();
+        let mut gpu = gpu::gather(gpu::Places {
+            root,
+            first: &library_folders(),
+            packaged: &packaged,
+            settings: settings.as_deref(),
+        });
+        // Elsewhere, it isn't the driver of what the kernel's files tell of.
+        if root == Path::new("/") {
+            gpu.cuda = gpu.libcuda.as_deref().map(gpu::ask);
+        }
         Self {
             system: SystemFacts::gather(root),
             limits: LimitFacts::gather(root),
@@ -57,7 +68,7 @@ impl Facts {
                 .iter()
                 .map(|path| directory::gather(path, &available))
                 .collect(),
-            gpu: gpu::gather(root, &library_folders(), &packaged),
+            gpu,
             python,
         }
     }

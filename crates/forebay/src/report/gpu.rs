@@ -1,13 +1,16 @@
 //! GPUs, their driver, and what direct transfers between them and drives would take.
 //!
-//! Nothing is loaded to find out: the kernel's files and the names of libraries tell.
+//! The kernel's files and the names of libraries tell; of this machine, the CUDA driver is asked as
+//! well. cuFile isn't loaded: it would open a log.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use forebay_io::device::{Cuda, Search};
 use serde::Serialize;
 
-use super::{Finding, Level, PythonFacts};
+use super::{Finding, Level, PythonFacts, SystemFacts};
+use crate::ByteSize;
 use crate::kernel_files::{entries, text};
 use crate::lossy;
 use crate::topology::PcieFunction;
@@ -38,6 +41,17 @@ pub struct Gpu {
     pub function: Option<PcieFunction>,
 }
 
+/// What the CUDA driver says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CudaFacts {
+    /// The newest CUDA that it can do.
+    pub version: Option<String>,
+    /// The devices that this process may use, by their numbers.
+    pub devices: Vec<String>,
+    /// Why it can't be used.
+    pub refusal: Option<String>,
+}
+
 /// GPUs, their driver and libraries.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GpuFacts {
@@ -48,6 +62,8 @@ pub struct GpuFacts {
     /// The CUDA driver's library.
     #[serde(serialize_with = "lossy::optional_path")]
     pub libcuda: Option<PathBuf>,
+    /// What the CUDA driver says of itself; `None` if it wasn't asked.
+    pub cuda: Option<CudaFacts>,
     /// cuFile's library.
     #[serde(serialize_with = "lossy::optional_path")]
     pub libcufile: Option<PathBuf>,
@@ -57,8 +73,22 @@ pub struct GpuFacts {
     pub pci_p2pdma: bool,
 }
 
-/// Looks under a root; `first` and `packaged` are folders and libraries to look at as well.
-pub(super) fn gather(root: &Path, first: &[PathBuf], packaged: &[PathBuf]) -> GpuFacts {
+/// Where facts about GPUs come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places<'a> {
+    /// What has `proc`, `sys` and the folders of libraries.
+    pub(super) root: &'a Path,
+    /// Folders of libraries to look in first.
+    pub(super) first: &'a [PathBuf],
+    /// Libraries that packages brought.
+    pub(super) packaged: &'a [PathBuf],
+    /// cuFile's settings, if they aren't in their usual place.
+    pub(super) settings: Option<&'a Path>,
+}
+
+/// Looks, and asks nobody.
+pub(super) fn gather(places: Places<'_>) -> GpuFacts {
+    let Places { root, first, packaged, settings } = places;
     let driver = root.join("proc/driver/nvidia");
     let version = text(driver.join("version"));
     let find = |name: &str| library(root, first, packaged, name);
@@ -70,11 +100,29 @@ pub(super) fn gather(root: &Path, first: &[PathBuf], packaged: &[PathBuf]) -> Gp
             .or_else(|| text(root.join("sys/module/nvidia/version"))),
         gpus: gpus(root, &driver),
         libcuda: find(CUDA),
+        cuda: None,
         libcufile: find(CUFILE),
         nvidia_fs: text(root.join("sys/module/nvidia_fs/version"))
             .or_else(|| text(nvidia_fs.join("version")))
             .or_else(|| nvidia_fs.is_dir().then(|| "of unknown version".to_owned())),
-        pci_p2pdma: text(root.join("etc/cufile.json")).as_deref().is_some_and(uses_p2pdma),
+        pci_p2pdma: settings
+            .map_or_else(|| text(root.join("etc/cufile.json")), text)
+            .as_deref()
+            .is_some_and(uses_p2pdma),
+    }
+}
+
+/// Starts a CUDA driver, and asks it.
+pub(super) fn ask(libcuda: &Path) -> CudaFacts {
+    let folders = libcuda.parent().map(Path::to_owned).into_iter().collect();
+    match Cuda::load(&Search { folders, system: true }) {
+        Err(error) => CudaFacts { refusal: Some(error.to_string()), ..CudaFacts::default() },
+        Ok(cuda) => CudaFacts {
+            // 1000 times the major number, 10 times the minor.
+            version: Some(format!("{}.{}", cuda.version() / 1000, cuda.version() % 1000 / 10)),
+            devices: (0..cuda.device_count()).filter_map(|n| cuda.device_name(n).ok()).collect(),
+            refusal: None,
+        },
     }
 }
 
@@ -142,17 +190,36 @@ fn uses_p2pdma(settings: &str) -> bool {
     plain.contains("\"use_pci_p2pdma\":true")
 }
 
-pub(super) fn findings(facts: &GpuFacts, python: Option<&PythonFacts>) -> Vec<Finding> {
+pub(super) fn findings(
+    facts: &GpuFacts,
+    system: &SystemFacts,
+    python: Option<&PythonFacts>,
+) -> Vec<Finding> {
     let mut findings = vec![driver(facts)];
     findings.extend(facts.gpus.iter().map(gpu));
     findings.push(match &facts.libcuda {
         Some(path) => ok("gpu.libcuda", CUDA, path.display().to_string()),
         None => info("gpu.libcuda", CUDA, "not found; the driver brings it"),
     });
+    findings.extend(facts.cuda.as_ref().map(|cuda| asked(cuda, facts.driver.is_some())));
     findings.push(libcufile(facts, python));
     findings.push(nvidia_fs(facts));
     findings.push(gds(facts));
+    findings.extend(facts.driver.as_ref().map(|_| pinned(system)));
     findings
+}
+
+/// How much memory pools and staging blocks can have registered with CUDA.
+fn pinned(system: &SystemFacts) -> Finding {
+    let id = "gpu.pinned";
+    let title = "pinned memory";
+    match (system.memory_available_bytes, &system.memory_source) {
+        (Some(bytes), Some(source)) => {
+            let bytes = ByteSize(bytes);
+            ok(id, title, format!("registered with CUDA as it comes; at most {bytes} by {source}"))
+        }
+        _ => info(id, title, "registered with CUDA as it comes; how much there is isn't known"),
+    }
 }
 
 fn ok(id: &'static str, title: &str, detail: impl Into<String>) -> Finding {
@@ -174,6 +241,23 @@ fn driver(facts: &GpuFacts) -> Finding {
             Finding::new("gpu.driver", Level::Warning, title, detail)
         }
         (Some(version), _) => ok("gpu.driver", title, version),
+    }
+}
+
+/// What came of asking the CUDA driver. Without the kernel's, a refusal is no news.
+fn asked(cuda: &CudaFacts, is_driven: bool) -> Finding {
+    let level = if is_driven { Level::Warning } else { Level::Info };
+    let CudaFacts { version, devices, refusal } = cuda;
+    match (refusal, version) {
+        (Some(refusal), _) => Finding::new("gpu.cuda", level, "CUDA", refusal),
+        (None, version) => {
+            let named =
+                devices.iter().enumerate().map(|(number, name)| format!("{number}: {name}"));
+            let named: Vec<String> = named.collect();
+            let version = version.as_deref().unwrap_or("of unknown version");
+            let detail = format!("{version}; this process sees {}", named.join(", "));
+            ok("gpu.cuda", "CUDA", detail)
+        }
     }
 }
 
@@ -239,12 +323,44 @@ fn gds(facts: &GpuFacts) -> Finding {
 mod tests {
     use std::fs;
 
+    use forebay_standin::Standin;
+
     use super::*;
 
     fn write(root: &Path, path: &str, text: &[u8]) {
         let path = root.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
+    }
+
+    fn places(root: &Path) -> Places<'_> {
+        Places { root, first: &[], packaged: &[], settings: None }
+    }
+
+    #[test]
+    fn settings_elsewhere_are_read_in_place_of_the_usual_ones() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path(), "etc/cufile.json", br#"{"use_pci_p2pdma": false}"#);
+        write(root.path(), "mine.json", br#"{"use_pci_p2pdma": true}"#);
+        let mine = root.path().join("mine.json");
+        assert!(!gather(places(root.path())).pci_p2pdma);
+        assert!(gather(Places { settings: Some(&mine), ..places(root.path()) }).pci_p2pdma);
+    }
+
+    #[test]
+    fn a_driver_is_asked_and_one_that_cannot_start_says_why() {
+        let standin = Standin::new().unwrap();
+        let library = standin.folder().join(CUDA);
+        let facts = ask(&library);
+        assert_eq!((facts.version.as_deref(), facts.devices.len()), (Some("12.4"), 2));
+        let finding = asked(&facts, true);
+        assert_eq!(finding.detail, "12.4; this process sees 0: Stand-in 0, 1: Stand-in 1");
+        standin.configure("devices=0");
+        let facts = ask(&library);
+        assert_eq!(asked(&facts, true).level, Level::Warning);
+        let finding = asked(&facts, false);
+        assert_eq!(finding.level, Level::Info);
+        assert!(finding.detail.contains("CUDA_ERROR_NO_DEVICE"), "{finding:?}");
     }
 
     #[test]
@@ -290,18 +406,21 @@ mod tests {
             b"glibc\0libcuda.so.1\0/opt/odd/libcuda.so.1\0/gone/libcufile.so.0\0",
         );
         let packaged = PathBuf::from("/site/nvidia/cufile/lib/libcufile.so.0");
-        let facts = gather(root, &[], std::slice::from_ref(&packaged));
+        let facts = gather(Places { packaged: std::slice::from_ref(&packaged), ..places(root) });
         assert_eq!(facts.driver.as_deref(), Some("550.54.15"));
         assert_eq!(facts.libcuda, Some("/opt/odd/libcuda.so.1".into()));
         assert_eq!(facts.libcufile, Some(packaged));
         assert_eq!(facts.nvidia_fs.as_deref(), Some("2.22.3"));
-        let details: Vec<String> =
-            findings(&facts, None).into_iter().map(|finding| finding.detail).collect();
+        let details: Vec<String> = findings(&facts, &SystemFacts::gather(root), None)
+            .into_iter()
+            .map(|finding| finding.detail)
+            .collect();
         assert_eq!(
             details[1],
             "NVIDIA H200 at 0000:19:00.0, PCIe ×16 at 32 GT/s: up to 63.0 GB/s, NUMA node 0"
         );
-        assert!(details.last().unwrap().starts_with("gds: "), "{details:?}");
+        let gds = details.iter().rev().nth(1).unwrap();
+        assert!(gds.starts_with("gds: "), "{details:?}");
     }
 
     #[test]
@@ -310,7 +429,7 @@ mod tests {
         write(root.path(), "usr/lib64/libcuda.so.1", b"");
         write(root.path(), "mine/libcuda.so.1", b"");
         let mine = root.path().join("mine");
-        let facts = gather(root.path(), std::slice::from_ref(&mine), &[]);
+        let facts = gather(Places { first: std::slice::from_ref(&mine), ..places(root.path()) });
         assert_eq!(facts.libcuda, Some(mine.join(CUDA)));
     }
 
@@ -319,7 +438,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let library = "usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.0";
         write(root.path(), library, b"");
-        let facts = gather(root.path(), &[], &[]);
+        let facts = gather(places(root.path()));
         assert_eq!(facts.libcufile, Some(root.path().join(library)));
     }
 }

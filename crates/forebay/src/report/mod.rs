@@ -16,15 +16,16 @@ mod facts;
 mod gpu;
 mod limits;
 mod python;
+mod route;
 mod system;
 #[cfg(test)]
 mod tests;
 
 use serde::Serialize;
 
-pub use directory::{Alignment, DirectoryFacts, RoomFacts, TrialFacts};
+pub use directory::{Alignment, DirectoryFacts, RoomFacts, StorageFacts, TrialFacts};
 pub use facts::{Facts, Sources};
-pub use gpu::{Gpu, GpuFacts};
+pub use gpu::{CudaFacts, Gpu, GpuFacts};
 pub use limits::{Limit, LimitFacts};
 pub use python::PythonFacts;
 pub use system::{EngineFacts, SystemFacts};
@@ -136,7 +137,8 @@ impl Report {
             let title = whole.display().to_string();
             sections.push(section("directory", &title, directory::findings(found, &facts)));
         }
-        sections.push(section("gpu", "GPU", gpu::findings(&facts.gpu, facts.python.as_ref())));
+        let gpu = gpu::findings(&facts.gpu, &facts.system, facts.python.as_ref());
+        sections.push(section("gpu", "GPU", gpu));
         sections.push(section("python", "Python", python::findings(facts.python.as_ref())));
         let mut counts = Counts::default();
         for finding in sections.iter().flat_map(|section| &section.findings) {

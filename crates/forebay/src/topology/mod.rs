@@ -29,7 +29,7 @@ use crate::lossy;
 pub use device::{Device, DeviceKind};
 pub use drive::Drive;
 pub use mount::Mount;
-pub use pcie::{Link, PcieFunction};
+pub use pcie::{Link, Meeting, PcieFunction};
 pub use queue::Queue;
 
 /// Files on loop devices on files on loop devices: deeper than this is a circle, or a prank.

@@ -34,6 +34,8 @@ const REMOTE: &[&str] = &[
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
+    /// Its number in this process's mounts.
+    pub number: u64,
     /// Where it is mounted.
     #[serde(serialize_with = "lossy::path")]
     pub point: PathBuf,
@@ -89,7 +91,9 @@ pub(super) fn containing(table: &str, path: &Path) -> Option<Mount> {
 
 fn parse(line: &str) -> Option<Mount> {
     let (place, kind) = line.split_once(" - ")?;
-    let mut place = place.split(' ').skip(2);
+    let mut place = place.split(' ');
+    let number = place.next()?.parse().ok()?;
+    let mut place = place.skip(1);
     let (major, minor) = place.next()?.split_once(':')?;
     let point = unescape(place.nth(1)?);
     let mount_options = place.next()?;
@@ -106,7 +110,7 @@ fn parse(line: &str) -> Option<Mount> {
         }
     }
     let device = (major.parse().ok()?, minor.parse().ok()?);
-    Some(Mount { point: point.into(), file_system, source, options, device })
+    Some(Mount { number, point: point.into(), file_system, source, options, device })
 }
 
 /// Blanks and backslashes are written as three octal digits.
@@ -144,7 +148,7 @@ mod tests {
     fn the_deepest_mount_has_the_path() {
         assert_eq!(mount_of("/dev/shm/x").file_system, "tmpfs");
         assert_eq!(mount_of("/dev/shmx").file_system, "ext4");
-        assert_eq!(mount_of("/").device, (254, 0));
+        assert_eq!((mount_of("/").number, mount_of("/").device), (27, (254, 0)));
     }
 
     #[test]

@@ -59,6 +59,20 @@ pub struct PcieFunction {
     pub bottleneck: Option<(String, Link)>,
     /// The NUMA node it is attached to.
     pub numa_node: Option<u32>,
+    /// What is above it, the nearest first: the addresses of bridges, then the name of its root
+    /// complex (`pci0000:40`).
+    pub upstream: Vec<String>,
+}
+
+/// Where the ways of two functions to the processor meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// At a bridge: bytes between them need not reach the processor.
+    Bridge(String),
+    /// At a root complex, which is part of a processor.
+    RootComplex(String),
+    /// Nowhere that is shown: between root complexes.
+    Apart,
 }
 
 impl PcieFunction {
@@ -69,6 +83,8 @@ impl PcieFunction {
         let link = Link::read(function, "current");
         let upstream =
             functions.filter_map(|bridge| Some((name_of(bridge), Link::read(bridge, "current")?)));
+        let names = function.ancestors().skip(1).map(name_of);
+        let names = names.filter(|name| is_address(name) || is_root_complex(name)).collect();
         let least =
             upstream.min_by(|(_, left), (_, right)| left.carries().total_cmp(&right.carries()));
         let bottleneck =
@@ -80,7 +96,17 @@ impl PcieFunction {
             bottleneck,
             // -1 is none.
             numa_node: number(function.join("numa_node")),
+            upstream: names,
         })
+    }
+
+    /// Where its way to the processor meets that of another function.
+    pub fn meets(&self, other: &Self) -> Meeting {
+        match self.upstream.iter().find(|name| other.upstream.contains(name)) {
+            Some(name) if is_root_complex(name) => Meeting::RootComplex(name.clone()),
+            Some(name) => Meeting::Bridge(name.clone()),
+            None => Meeting::Apart,
+        }
     }
 
     /// GB/s that can get from it to the processor, at the most.
@@ -98,10 +124,18 @@ impl PcieFunction {
     }
 }
 
+/// Domain, bus, device and function: `0000:3b:00.0`.
+fn is_address(name: &str) -> bool {
+    name.matches(':').count() == 2
+}
+
+/// Domain and bus: `pci0000:3a`.
+fn is_root_complex(name: &str) -> bool {
+    name.starts_with("pci") && name.matches(':').count() == 1
+}
+
 fn is_function(directory: &Path) -> bool {
-    // Domain, bus, device and function: 0000:3b:00.0.
-    let by_name = name_of(directory).matches(':').count() == 2;
-    by_name
+    is_address(&name_of(directory))
         && (link_name(directory.join("subsystem")).is_some_and(|name| name == "pci")
             || directory.join("vendor").exists())
 }
@@ -109,6 +143,25 @@ fn is_function(directory: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_functions_meet_at_the_nearest_thing_above_both() {
+        let root = tempfile::tempdir().unwrap();
+        let function = |path: &str| {
+            let directory = root.path().join("sys/devices").join(path);
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join("vendor"), "0x10de").unwrap();
+            PcieFunction::above(&directory).unwrap()
+        };
+        let gpu = function("pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0/0000:3d:00.0");
+        let upstream = ["0000:3c:00.0", "0000:3b:00.0", "0000:3a:00.0", "pci0000:3a"];
+        assert_eq!(gpu.upstream, upstream);
+        let switched = function("pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:01.0/0000:3e:00.0");
+        assert_eq!(gpu.meets(&switched), Meeting::Bridge("0000:3b:00.0".to_owned()));
+        let near = function("pci0000:3a/0000:3a:02.0/0000:40:00.0");
+        assert_eq!(gpu.meets(&near), Meeting::RootComplex("pci0000:3a".to_owned()));
+        assert_eq!(gpu.meets(&function("pci0000:80/0000:81:00.0")), Meeting::Apart);
+    }
 
     #[test]
     fn what_a_link_carries_follows_its_generation() {

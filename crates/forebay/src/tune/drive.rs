@@ -1,6 +1,6 @@
 //! Measures candidates on files: one, or one in each of several directories that work together.
 //!
-//! Transfers go around the page cache to and from pinned memory. Making a handle, and its first
+//! Transfers go around the page cache to and from pinned memory, or that of a GPU. Making a handle, and its first
 //! transfers, which register memory, aren't part of the time; making bytes durable is part of a
 //! store's. Bytes are random, since drives compress, and are stored over those that are there, as
 //! swapping does.
@@ -15,10 +15,12 @@ use std::time::Instant;
 use super::rounds::as_float;
 use super::search::{Measure, Progress, Sample};
 use super::space::Candidate;
+use crate::device_route::routed;
+use crate::io::device::{Context, DeviceMemory};
 use crate::io::memory::ALIGNMENT_DEFAULT;
 use crate::io::{
-    Direction, Durability, Error, ErrorKind, Handle, Options, OwnedMemory, Pool, PoolOptions,
-    Result, usage,
+    Direction, Durability, Error, ErrorKind, Handle, MemoryKind, Options, OwnedMemory, Pool,
+    PoolOptions, Result, TensorMemory, usage,
 };
 
 /// Bytes that are made up and stored at once when a file is made.
@@ -31,12 +33,45 @@ const CLOSING_MAX: usize = 16;
 /// If more than one in this many bytes went through the page cache, the sample is said to.
 const BUFFERED_SHARE: u64 = 100;
 
+/// The memory that samples are moved from and to.
+#[derive(Clone, Debug)]
+pub enum SampleMemory {
+    /// The host's, pinned.
+    Host,
+    /// A GPU's, through blocks of the host's.
+    Gpu(Arc<Context>),
+    /// A GPU's, by GPUDirect Storage.
+    Gds(Arc<Context>),
+}
+
+impl SampleMemory {
+    /// Its kind.
+    pub fn kind(&self) -> MemoryKind {
+        match self {
+            Self::Host => MemoryKind::Host,
+            Self::Gpu(_) => MemoryKind::Gpu,
+            Self::Gds(_) => MemoryKind::Gds,
+        }
+    }
+
+    fn allocate(&self, length: usize, pool: &Arc<Pool>) -> Result<TensorMemory> {
+        Ok(match self {
+            Self::Host => TensorMemory::Host(pool.allocate(length, ALIGNMENT_DEFAULT)?.into()),
+            Self::Gpu(context) | Self::Gds(context) => {
+                TensorMemory::Device(DeviceMemory::allocate(context, length)?)
+            }
+        })
+    }
+}
+
 /// What a [`Drive`] works with.
 pub struct DriveOptions<'a> {
     /// The files; each is made by [`Drive::new`]. Removing them is the caller's affair.
     pub files: Vec<PathBuf>,
     /// Bytes of all of them together.
     pub io_bytes: u64,
+    /// The memory that samples are moved from and to.
+    pub memory: SampleMemory,
     /// Drop the files from the page cache before each sample.
     pub flush_page_cache: bool,
     /// Whether the run is to end, asked before each sample.
@@ -50,6 +85,7 @@ impl fmt::Debug for DriveOptions<'_> {
         f.debug_struct("DriveOptions")
             .field("files", &self.files)
             .field("io_bytes", &self.io_bytes)
+            .field("memory", &self.memory)
             .finish_non_exhaustive()
     }
 }
@@ -62,7 +98,7 @@ pub struct Drive<'a> {
     pool: Arc<Pool>,
     handle: Option<(Candidate, Handle)>,
     closing: VecDeque<JoinHandle<()>>,
-    memory: Vec<OwnedMemory>,
+    memory: Vec<TensorMemory>,
     position: u64,
 }
 
@@ -96,7 +132,8 @@ impl<'a> Drive<'a> {
     fn fill(&mut self) -> Result<()> {
         let options = Options { pool: Some(Arc::clone(&self.pool)), ..Options::default() };
         let handle = Handle::new(Options { durability: Durability::Data, ..options })?;
-        let mut memory = self.allocate(FILL_BYTES.min(self.file_bytes))?;
+        let length = in_memory(FILL_BYTES.min(self.file_bytes))?;
+        let mut memory: OwnedMemory = self.pool.allocate(length, ALIGNMENT_DEFAULT)?.into();
         let mut random = fastrand::Rng::with_seed(0);
         for file in &self.options.files {
             let mut offset = 0;
@@ -125,14 +162,10 @@ impl<'a> Drive<'a> {
         Ok(())
     }
 
-    fn allocate(&self, bytes: u64) -> Result<OwnedMemory> {
-        Ok(self.pool.allocate(in_memory(bytes)?, ALIGNMENT_DEFAULT)?.into())
-    }
-
     /// Has memory of so many bytes or more for each file, with contents that don't compress.
     fn provide(&mut self, bytes: u64) -> Result<()> {
         let length = in_memory(bytes)?;
-        if self.memory.first().is_some_and(|memory| memory.as_slice().len() >= length)
+        if self.memory.first().is_some_and(|memory| memory.len() >= length)
             && self.memory.len() == self.options.files.len()
         {
             return Ok(());
@@ -140,8 +173,8 @@ impl<'a> Drive<'a> {
         self.memory.clear();
         let mut random = fastrand::Rng::with_seed(bytes);
         for _ in 0..self.options.files.len() {
-            let mut memory = self.allocate(bytes)?;
-            random.fill(memory.as_mut_slice());
+            let mut memory = self.options.memory.allocate(length, &self.pool)?;
+            memory.write_with(|_, run| random.fill(run))?;
             self.memory.push(memory);
         }
         Ok(())
@@ -160,7 +193,7 @@ impl<'a> Drive<'a> {
             ..candidate.options()
         };
         // Whatever keeps it from being made keeps it from being used.
-        let handle = Handle::new(options)
+        let handle = Handle::new(routed(options, self.options.memory.kind()))
             .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))?;
         self.handle = Some((*candidate, handle));
         Ok(())
@@ -257,17 +290,21 @@ fn in_memory(bytes: u64) -> Result<usize> {
 mod tests {
     use std::fs;
 
+    use forebay_standin::Standin;
+
     use super::*;
     use crate::io::EngineKind;
+    use crate::io::device::{Cuda, Search};
     use crate::tune::Space;
 
-    fn measure_on(count: usize, io_bytes: u64) {
+    fn measure_on(count: usize, io_bytes: u64, memory: SampleMemory) {
         let directory = tempfile::tempdir().unwrap();
         let files: Vec<PathBuf> =
             (0..count).map(|index| directory.path().join(index.to_string())).collect();
         let options = DriveOptions {
             files: files.clone(),
             io_bytes,
+            memory,
             flush_page_cache: true,
             is_interrupted: &|| false,
             on_progress: &|_| (),
@@ -288,8 +325,24 @@ mod tests {
 
     #[test]
     fn samples_stay_within_one_file_or_several() {
-        measure_on(1, 3 << 20);
-        measure_on(3, (7 << 20) + 12345);
+        measure_on(1, 3 << 20, SampleMemory::Host);
+        measure_on(3, (7 << 20) + 12345, SampleMemory::Host);
+    }
+
+    #[test]
+    fn samples_move_the_memory_of_the_gpu_that_was_asked_for() {
+        let standin = Standin::new().unwrap();
+        let folders = vec![standin.folder().to_path_buf()];
+        let before = standin.census();
+        {
+            let cuda = Cuda::load(&Search { folders, system: false }).unwrap();
+            let context = Context::retain(&cuda, 1).unwrap();
+            measure_on(2, 6 << 20, SampleMemory::Gpu(context));
+        }
+        assert!(standin.count("cuMemcpyHtoDAsync_v2") > 0, "a load");
+        assert!(standin.count("cuMemcpyDtoHAsync_v2") > 0, "a store");
+        assert_eq!(standin.census().split(' ').nth(3), before.split(' ').nth(3), "allocations");
+        assert_eq!(standin.violations(), Vec::<String>::new());
     }
 
     #[test]
@@ -298,6 +351,7 @@ mod tests {
         let options = DriveOptions {
             files: vec![directory.path().join("f")],
             io_bytes: 1 << 20,
+            memory: SampleMemory::Host,
             flush_page_cache: false,
             is_interrupted: &|| true,
             on_progress: &|_| (),
@@ -310,6 +364,7 @@ mod tests {
         let options = DriveOptions {
             files: vec![PathBuf::from("/no/such/place/f")],
             io_bytes: 1 << 20,
+            memory: SampleMemory::Host,
             flush_page_cache: false,
             is_interrupted: &|| false,
             on_progress: &|_| (),

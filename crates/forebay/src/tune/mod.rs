@@ -17,7 +17,7 @@ mod search;
 mod simulation;
 mod space;
 
-pub use drive::{Drive, DriveOptions};
+pub use drive::{Drive, DriveOptions, SampleMemory};
 pub use journal::Journal;
 pub use run::{Settings, Summary, Tuning, Way, tune};
 pub use search::{

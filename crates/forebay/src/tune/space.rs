@@ -6,12 +6,12 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::io::{EngineChoice, EngineKind, Error, ErrorKind, Options, Result};
+use crate::io::{EngineChoice, EngineKind, Error, ErrorKind, MemoryKind, Options, Result};
 use crate::{Best, ByteSize};
 
 /// Keys of a sweep configuration, for the error that names them.
 const KEYS: &str = "engine, block_size, queue_depth, intra_op_parallelism (or io_parallel), \
-    single_submit, overlap_events (or sequential_requests)";
+    single_submit, overlap_events (or sequential_requests), device_staging_bytes";
 /// The product of all options is searched at once up to this many candidates.
 const PRODUCT_MAX: usize = 200;
 
@@ -29,6 +29,9 @@ pub struct Candidate {
     pub queue_depth: usize,
     /// Workers.
     pub parallelism: usize,
+    /// Memory for staging blocks; `None`: what handles have by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_staging_bytes: Option<usize>,
 }
 
 impl Candidate {
@@ -42,13 +45,17 @@ impl Candidate {
     /// The options of a handle.
     pub fn options(&self) -> Options {
         let defaults = Options::default();
+        let device_staging_bytes =
+            self.device_staging_bytes.unwrap_or(defaults.device_staging_bytes);
+        let least = self.parallelism << 20;
         Options {
             engine: EngineChoice::Named(self.engine),
             block_size: self.block_size,
             queue_depth: self.queue_depth,
             parallelism: self.parallelism,
             single_submit: self.single_submit,
-            staging_bytes: defaults.staging_bytes.max(self.parallelism << 20),
+            staging_bytes: defaults.staging_bytes.max(least),
+            device_staging_bytes: device_staging_bytes.max(least),
             ..defaults
         }
     }
@@ -63,8 +70,22 @@ impl Candidate {
             queue_depth: self.queue_depth,
             parallelism: self.parallelism,
             single_submit: self.single_submit,
+            device_staging_bytes: self.device_staging_bytes,
             bytes_per_second,
             conclusive,
+        }
+    }
+}
+
+impl From<Best> for Candidate {
+    fn from(best: Best) -> Self {
+        Self {
+            engine: best.engine,
+            single_submit: best.single_submit,
+            block_size: best.block_size,
+            queue_depth: best.queue_depth,
+            parallelism: best.parallelism,
+            device_staging_bytes: best.device_staging_bytes,
         }
     }
 }
@@ -105,6 +126,8 @@ pub struct Space {
     pub queue_depths: Vec<usize>,
     /// Parallelisms.
     pub parallelisms: Vec<usize>,
+    /// Bytes of memory for staging blocks; `None`: what handles have by default.
+    pub device_staging_bytes: Vec<Option<usize>>,
 }
 
 impl Space {
@@ -119,6 +142,30 @@ impl Space {
                 .into_iter()
                 .filter(|workers| *workers == 1 || *workers <= 2 * processors)
                 .collect(),
+            device_staging_bytes: vec![None],
+        }
+    }
+
+    /// The same for memory of a GPU. On the way through the host's memory, staging blocks are what
+    /// is in flight, so how much memory they have is searched and the depth less finely. By
+    /// GPUDirect Storage there are none, and neither an engine nor a way to submit to choose.
+    pub fn of_device(engines: Vec<EngineKind>, processors: usize, memory: MemoryKind) -> Self {
+        let standard = Self::standard(engines, processors);
+        match memory {
+            MemoryKind::Host => standard,
+            MemoryKind::Gpu => Self {
+                block_sizes: [256, 512, 1024, 2048, 4096, 8192].map(|kib| kib << 10).to_vec(),
+                queue_depths: vec![8, 32],
+                device_staging_bytes: [16, 64, 256].map(|mib| Some(mib << 20)).to_vec(),
+                ..standard
+            },
+            MemoryKind::Gds => Self {
+                engines: standard.engines.into_iter().take(1).collect(),
+                single_submits: vec![false],
+                block_sizes: [1, 2, 4, 8, 16].map(|mib| mib << 20).to_vec(),
+                queue_depths: vec![4, 8, 16, 32],
+                ..standard
+            },
         }
     }
 
@@ -138,6 +185,7 @@ impl Space {
             block_sizes: vec![1 << 20],
             queue_depths: vec![32],
             parallelisms: vec![1],
+            device_staging_bytes: vec![None],
         };
         let mut named: Vec<&str> = Vec::new();
         for (key, value) in &object {
@@ -177,6 +225,11 @@ impl Space {
                 self.parallelisms = parse_all(key, values, count_of)?;
                 Ok("intra_op_parallelism")
             }
+            "device_staging_bytes" => {
+                self.device_staging_bytes =
+                    parse_all(key, values, |value| bytes_of(value).map(Some))?;
+                Ok("device_staging_bytes")
+            }
             "single_submit" => {
                 self.single_submits = parse_all(key, values, switch_of)?;
                 Ok("single_submit")
@@ -215,19 +268,27 @@ impl Space {
                     block_size: nearest(&self.block_sizes, 1 << 20),
                     queue_depth: nearest(&self.queue_depths, 32),
                     parallelism: nearest(&self.parallelisms, 2),
+                    device_staging_bytes: middle(&self.device_staging_bytes),
                 });
             }
         }
         modes
     }
 
-    /// Every block size, depth and parallelism, with the engine and submission mode of `mode`.
+    /// Every block size, depth, parallelism and staging memory, with the engine
+    /// and submission mode of `mode`.
     pub fn grid(&self, mode: Candidate) -> Vec<Candidate> {
         let mut grid = Vec::new();
-        for &parallelism in &self.parallelisms {
-            for &queue_depth in &self.queue_depths {
-                for &block_size in &self.block_sizes {
-                    grid.push(Candidate { block_size, queue_depth, parallelism, ..mode });
+        for &device_staging_bytes in &self.device_staging_bytes {
+            for &parallelism in &self.parallelisms {
+                for &queue_depth in &self.queue_depths {
+                    grid.extend(self.block_sizes.iter().map(|&block_size| Candidate {
+                        block_size,
+                        queue_depth,
+                        parallelism,
+                        device_staging_bytes,
+                        ..mode
+                    }));
                 }
             }
         }
@@ -239,6 +300,10 @@ impl Space {
 fn nearest(values: &[usize], wanted: usize) -> usize {
     let ratio = |value: usize| value.max(wanted) / value.min(wanted).max(1);
     values.iter().copied().min_by_key(|value| ratio(*value)).unwrap_or(wanted)
+}
+
+fn middle(values: &[Option<usize>]) -> Option<usize> {
+    values.get(values.len() / 2).copied().flatten()
 }
 
 fn invalid(text: String) -> Error {
@@ -342,6 +407,24 @@ mod tests {
         assert_eq!(space.modes()[0].block_size, 1 << 20);
         assert_eq!(space.grid(space.modes()[0]).len(), 7 * 6 * 3);
         assert_eq!(Space::standard(ENGINES.to_vec(), 0).parallelisms, [1]);
+    }
+
+    #[test]
+    fn memory_of_a_gpu_is_searched_with_what_bounds_it() {
+        let space = Space::of_device(ENGINES.to_vec(), 2, MemoryKind::Gpu);
+        assert_eq!(space.grid(space.modes()[0]).len(), 6 * 2 * 3 * 3);
+        assert_eq!(space.modes().len(), 4);
+        assert!(space.product().iter().all(|candidate| candidate.device_staging_bytes.is_some()));
+        let space = Space::of_device(ENGINES.to_vec(), 2, MemoryKind::Gds);
+        assert_eq!(space.modes().len(), 1);
+        assert!(space.is_small());
+        assert!(space.product().iter().all(|candidate| candidate.options().validate().is_ok()));
+        let same = Space::of_device(ENGINES.to_vec(), 2, MemoryKind::Host);
+        assert_eq!(same, Space::standard(ENGINES.to_vec(), 2));
+        let text = r#"{"device_staging_bytes": ["16M", 1048576]}"#;
+        let space = Space::from_sweep(text, &ENGINES).unwrap();
+        assert_eq!(space.device_staging_bytes, [Some(16 << 20), Some(1 << 20)]);
+        assert_eq!(space.product()[0].options().device_staging_bytes, 16 << 20);
     }
 
     #[test]

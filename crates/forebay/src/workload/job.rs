@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use forebay_io::{DirectMode, Durability, EngineChoice, Options};
+use forebay_io::{DirectMode, Durability, EngineChoice, MemoryKind, Options};
 use serde::{Deserialize, Serialize};
 
 /// Most requests of a loop: their order and, when contents are checked, their memory are held.
@@ -74,6 +74,24 @@ pub enum Memory {
         /// Bytes.
         shift: usize,
     },
+    /// Memory of a GPU.
+    Gpu {
+        /// Its number.
+        ordinal: u32,
+        /// By GPUDirect Storage, or fail; else through the host's.
+        gds: bool,
+    },
+}
+
+impl Memory {
+    /// Its kind, and the route that it goes.
+    pub fn kind(self) -> MemoryKind {
+        match self {
+            Self::Pool | Self::Ordinary { .. } => MemoryKind::Host,
+            Self::Gpu { gds: false, .. } => MemoryKind::Gpu,
+            Self::Gpu { gds: true, .. } => MemoryKind::Gds,
+        }
+    }
 }
 
 /// What one process does in each loop.
@@ -121,5 +139,10 @@ impl Job {
     pub fn memory_bytes(&self) -> u64 {
         let whole = self.pieces_count().saturating_mul(self.request_bytes as u64);
         if self.validate { whole.min(self.io_bytes) } else { whole }
+    }
+
+    /// Those of them that are in the host's memory.
+    pub fn host_memory_bytes(&self) -> u64 {
+        if self.memory.kind() == MemoryKind::Host { self.memory_bytes() } else { 0 }
     }
 }

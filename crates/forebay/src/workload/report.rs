@@ -47,6 +47,10 @@ pub struct Moved {
     pub cached_bytes: u64,
     /// Bytes through memory that is registered with the engine.
     pub registered_bytes: u64,
+    /// Bytes between drives and the memory of GPUs, by GPUDirect Storage.
+    pub gds_bytes: u64,
+    /// Bytes copied to or from the memory of GPUs.
+    pub device_bytes: u64,
     /// Transfers asked of the kernel.
     pub transfers: u64,
     /// Transfers asked again.
@@ -64,6 +68,8 @@ impl Moved {
             buffered_bytes: after.bytes_buffered - before.bytes_buffered,
             cached_bytes: after.bytes_cached - before.bytes_cached,
             registered_bytes: after.bytes_registered - before.bytes_registered,
+            gds_bytes: after.bytes_gds - before.bytes_gds,
+            device_bytes: after.bytes_device - before.bytes_device,
             transfers: after.transfers - before.transfers,
             retries: after.retries - before.retries,
             short_transfers: after.short_transfers - before.short_transfers,
@@ -77,6 +83,8 @@ impl Moved {
         self.buffered_bytes += other.buffered_bytes;
         self.cached_bytes += other.cached_bytes;
         self.registered_bytes += other.registered_bytes;
+        self.gds_bytes += other.gds_bytes;
+        self.device_bytes += other.device_bytes;
         self.transfers += other.transfers;
         self.retries += other.retries;
         self.short_transfers += other.short_transfers;
@@ -84,7 +92,15 @@ impl Moved {
 
     /// Bytes by all ways.
     pub fn total_bytes(&self) -> u64 {
-        self.direct_bytes + self.staged_bytes + self.buffered_bytes + self.cached_bytes
+        [
+            self.direct_bytes,
+            self.staged_bytes,
+            self.gds_bytes,
+            self.buffered_bytes,
+            self.cached_bytes,
+        ]
+        .iter()
+        .sum()
     }
 }
 

@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_io::device::{DeviceMemory, Devices};
 use forebay_io::engine::timed::{TimedFactory, TransferObserver};
 use forebay_io::engine::{AutoFactory, EngineFactory, WakeEvent};
 use forebay_io::memory::ALIGNMENT_DEFAULT;
 use forebay_io::{
-    EngineChoice, Error, ErrorKind, Handle, OwnedMemory, OwnedOperation, Pool, Result, Stats, usage,
+    EngineChoice, Error, ErrorKind, Handle, OwnedMemory, OwnedOperation, Pool, Result, Stats,
+    TensorMemory, usage,
 };
 
 use super::contents::{Contents, Difference};
@@ -24,6 +26,7 @@ use super::latency::Latencies;
 use super::places::Places;
 use super::rates::{INTERVAL, Rates};
 use super::report::{LoopReport, Moved, ProcessReport, Way};
+use crate::device_route::routed;
 
 /// Bytes that are made, or read back, at a time: a multiple of what direct I/O moves.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -36,7 +39,7 @@ pub struct Runner {
     handle: Arc<Handle>,
     transfers: Arc<Transfers>,
     /// Memory of each request or, where contents aren't checked, of those under way.
-    pieces: Vec<Option<OwnedMemory>>,
+    pieces: Vec<Option<TensorMemory>>,
     /// What each file holds.
     generations: Vec<u64>,
 }
@@ -62,7 +65,7 @@ impl TransferObserver for Transfers {
 struct Flying {
     piece: usize,
     started: Instant,
-    operation: OwnedOperation,
+    operation: OwnedOperation<TensorMemory>,
 }
 
 impl Runner {
@@ -72,7 +75,7 @@ impl Runner {
     ///
     /// Options that can't be used or had here, or too little memory.
     pub fn new(job: Job) -> Result<Self> {
-        let options = job.handle.to_options()?;
+        let options = routed(job.handle.to_options()?, job.memory.kind());
         let engine: Arc<dyn EngineFactory> = match options.engine {
             EngineChoice::Auto => Arc::new(AutoFactory::default()),
             EngineChoice::Named(kind) => Arc::new(kind),
@@ -91,7 +94,7 @@ impl Runner {
             let (offset, length) = places.span(index);
             let mut piece = allocate(&pool, job.memory, length)?;
             // Also touches it, which isn't what is to be measured.
-            contents.fill(offset, piece.as_mut_slice());
+            piece.write_with(|at, run| contents.fill(offset + at as u64, run))?;
             pieces.push(Some(piece));
         }
         let generations = vec![0; job.files.len()];
@@ -131,7 +134,7 @@ impl Runner {
     pub fn run_loop(&mut self, way: Way, index: u64, stop: &AtomicBool) -> Result<LoopReport> {
         let file = usize::try_from(index % self.job.files.len() as u64).unwrap_or(0);
         let path = self.job.files[file].clone();
-        self.make_ready(way, file, index);
+        self.make_ready(way, file, index)?;
         let cached_before_bytes = match way {
             Way::Read if !self.job.keep_cache => {
                 usage::drop_cached(&path)?;
@@ -178,21 +181,23 @@ impl Runner {
     }
 
     /// Fills what is going to be written, wipes what is going to be read.
-    fn make_ready(&mut self, way: Way, file: usize, index: u64) {
+    fn make_ready(&mut self, way: Way, file: usize, index: u64) -> Result<()> {
         if way == Way::Write {
             self.generations[file] = index + 1;
         }
         if !self.job.validate {
-            return;
+            return Ok(());
         }
         let contents = Contents::new(self.job.seed, self.generations[file]);
         for (piece, memory) in self.pieces.iter_mut().enumerate() {
             let Some(memory) = memory else { continue };
-            match way {
-                Way::Write => contents.fill(self.places.span(piece).0, memory.as_mut_slice()),
-                Way::Read => memory.as_mut_slice().fill(0),
-            }
+            let offset = self.places.span(piece).0;
+            memory.write_with(|at, run| match way {
+                Way::Write => contents.fill(offset + at as u64, run),
+                Way::Read => run.fill(0),
+            })?;
         }
+        Ok(())
     }
 
     /// Does the work while another thread looks at how far it is.
@@ -272,7 +277,7 @@ impl Runner {
         path: &Path,
         request: usize,
         piece: usize,
-    ) -> Result<OwnedOperation> {
+    ) -> Result<OwnedOperation<TensorMemory>> {
         let (offset, length) = self.places.span(request);
         let lost = || Error::new(ErrorKind::Closed, "the memory of a failed request is gone");
         let memory = self.pieces[piece].take().ok_or_else(lost)?;
@@ -283,11 +288,15 @@ impl Runner {
     fn check(&self, way: Way, file: usize, stop: &AtomicBool) -> Result<Option<Difference>> {
         let contents = Contents::new(self.job.seed, self.generations[file]);
         if way == Way::Read {
-            let compared = self.pieces.iter().enumerate().filter_map(|(piece, memory)| {
-                let bytes = memory.as_ref()?.as_slice();
-                contents.difference(self.places.span(piece).0, bytes)
-            });
-            return Ok(compared.min_by_key(|difference| difference.offset));
+            let mut first: Option<Difference> = None;
+            for (piece, memory) in self.pieces.iter().enumerate() {
+                let (Some(memory), offset) = (memory, self.places.span(piece).0) else { continue };
+                memory.read_with(|at, run| {
+                    let found = contents.difference(offset + at as u64, run);
+                    first = first.into_iter().chain(found).min_by_key(|found| found.offset);
+                })?;
+            }
+            return Ok(first);
         }
         let path = &self.job.files[file];
         usage::drop_cached(path)?;
@@ -306,11 +315,15 @@ impl Runner {
     }
 }
 
-fn allocate(pool: &Arc<Pool>, memory: Memory, length: usize) -> Result<OwnedMemory> {
-    match memory {
-        Memory::Pool => pool.allocate(length, ALIGNMENT_DEFAULT).map(OwnedMemory::from),
-        Memory::Ordinary { shift } => Ok(OwnedMemory::ordinary(length, shift)),
-    }
+fn allocate(pool: &Arc<Pool>, memory: Memory, length: usize) -> Result<TensorMemory> {
+    Ok(match memory {
+        Memory::Pool => TensorMemory::Host(pool.allocate(length, ALIGNMENT_DEFAULT)?.into()),
+        Memory::Ordinary { shift } => TensorMemory::Host(OwnedMemory::ordinary(length, shift)),
+        Memory::Gpu { ordinal, .. } => {
+            let context = Devices::global()?.context(ordinal)?;
+            TensorMemory::Device(DeviceMemory::allocate(&context, length)?)
+        }
+    })
 }
 
 /// Offsets and lengths of the range in chunks.

@@ -144,7 +144,7 @@ fn who_refuses_io_uring_is_told_apart() {
 
 #[test]
 fn what_a_gpu_lacks_is_one_line_each_and_no_warning() {
-    let findings = crate::report::gpu::findings(&GpuFacts::default(), None);
+    let findings = crate::report::gpu::findings(&GpuFacts::default(), &system(), None);
     assert!(findings.iter().all(|finding| finding.level == Level::Info), "{findings:?}");
     for id in ["gpu.driver", "gpu.libcuda", "gpu.libcufile", "gpu.nvidia_fs", "gpu.gds"] {
         assert!(!find(&findings, id).unwrap().detail.contains('\n'));
@@ -160,29 +160,38 @@ fn the_mode_of_gds_follows_from_what_is_there() {
         ..GpuFacts::default()
     };
     let python = PythonFacts { torch_cuda: Some("13.0".to_owned()), ..PythonFacts::default() };
-    let findings = crate::report::gpu::findings(&base, Some(&python));
+    let findings = crate::report::gpu::findings(&base, &system(), Some(&python));
     assert_found(&findings, "gpu.driver", Level::Ok, "570.86.10", None);
     assert_found(&findings, "gpu.device", Level::Ok, "H200", None);
+    assert_found(&findings, "gpu.pinned", Level::Ok, "at most 1 TiB by Mem", None);
     let fix = Some("pip install nvidia-cufile");
     assert_found(&findings, "gpu.libcufile", Level::Info, "not found", fix);
     assert_found(&findings, "gpu.nvidia_fs", Level::Info, "isn't", Some("modprobe nvidia-fs"));
     assert_found(&findings, "gpu.gds", Level::Info, "host: ", None);
     let cufile = GpuFacts { libcufile: Some("/x/libcufile.so.0".into()), ..base.clone() };
     assert_found(
-        &crate::report::gpu::findings(&cufile, None),
+        &crate::report::gpu::findings(&cufile, &system(), None),
         "gpu.gds",
         Level::Info,
         "compat: ",
         None,
     );
     let p2pdma = GpuFacts { pci_p2pdma: true, ..cufile.clone() };
-    assert_found(&crate::report::gpu::findings(&p2pdma, None), "gpu.gds", Level::Ok, "gds: ", None);
+    assert_found(
+        &crate::report::gpu::findings(&p2pdma, &system(), None),
+        "gpu.gds",
+        Level::Ok,
+        "gds: ",
+        None,
+    );
     let module = GpuFacts { nvidia_fs: Some("2.22.3".to_owned()), ..cufile };
-    let findings = crate::report::gpu::findings(&module, None);
+    let findings = crate::report::gpu::findings(&module, &system(), None);
     assert_found(&findings, "gpu.gds", Level::Ok, "gds: nvidia-fs is loaded", None);
     assert_found(&findings, "gpu.nvidia_fs", Level::Ok, "2.22.3", None);
     let hidden = GpuFacts { gpus: Vec::new(), ..base };
-    let findings = crate::report::gpu::findings(&hidden, None);
+    let unknown = SystemFacts { memory_source: None, ..system() };
+    let findings = crate::report::gpu::findings(&hidden, &unknown, None);
+    assert_found(&findings, "gpu.pinned", Level::Info, "isn't known", None);
     assert_found(&findings, "gpu.driver", Level::Warning, "sees no GPU", None);
     let fix = Some("pip install nvidia-cufile-cu12");
     assert_found(&findings, "gpu.libcufile", Level::Info, "not found", fix);

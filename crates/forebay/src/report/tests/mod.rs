@@ -2,6 +2,7 @@
 
 mod directory;
 mod machine;
+mod route;
 
 use super::*;
 use crate::topology::{Device, DeviceKind, Drive, Link, Location, Mount, PcieFunction, Queue};
@@ -80,6 +81,7 @@ fn drive(name: &str) -> Device {
                 link_max: Some(link),
                 bottleneck: None,
                 numa_node: Some(1),
+                upstream: vec!["pci0000:40".to_owned()],
             }],
             numa_node: Some(1),
             ..Drive::default()
@@ -105,6 +107,7 @@ fn directory() -> DirectoryFacts {
         location: Some(Location {
             path: "/nvme".into(),
             mount: Mount {
+                number: 31,
                 point: "/nvme".into(),
                 file_system: "ext4".to_owned(),
                 source: "/dev/nvme0n1".to_owned(),
@@ -120,6 +123,7 @@ fn directory() -> DirectoryFacts {
             memory_bytes: 4,
             offset_bytes: 4096,
         }),
+        storage: Some(StorageFacts { kind: Some("NVMe".to_owned()), obstacle: None }),
         trials: ["uring", "aio", "threads"].map(trial_of).to_vec(),
     }
 }
