@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest) -> Gpu:
-    """A GPU; each test runs on all of them."""
+    """Give a GPU; each test runs on all of them."""
     asked = request.config.getoption("--gpu-device")
     reason = missing()
     if asked != "cpu" and reason is not None:
@@ -44,7 +44,7 @@ def gpu(request: pytest.FixtureRequest) -> Gpu:
 
 @pytest.fixture
 def real_gpu(gpu: Gpu) -> Gpu:
-    """A GPU, for what a processor hasn't."""
+    """Give a GPU, for what a processor hasn't."""
     if not gpu.is_real:
         pytest.skip(_DRY.format("it has neither streams nor memory of its own"))
     return gpu
@@ -52,7 +52,7 @@ def real_gpu(gpu: Gpu) -> Gpu:
 
 @pytest.fixture
 def gpus(request: pytest.FixtureRequest) -> list[Gpu]:
-    """Two GPUs at least; the processor twice in a dry run."""
+    """Give two GPUs at least; the processor twice in a dry run."""
     asked = request.config.getoption("--gpu-device")
     if asked == "cpu":
         return [Gpu("cpu"), Gpu("cpu")]

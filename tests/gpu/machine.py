@@ -150,9 +150,7 @@ def held() -> Held:
     return Held(resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
 
 
-def start_child(
-    code: str, *arguments: str | Path, **environment: str
-) -> subprocess.Popen[str]:
+def start_child(code: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
     """Start code in an interpreter of its own."""
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), *map(str, arguments)],

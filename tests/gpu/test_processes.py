@@ -61,7 +61,7 @@ with forebay.Handle() as handle:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A file that all read."""
+    """Make a file that all read."""
     shared = tmp_path / "shared"
     shared.write_bytes(pattern(LENGTH, 1).tobytes())
     return shared
