@@ -85,12 +85,18 @@ class Gpu:
 
         return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.is_real else _nothing()
 
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which this is the current device."""
+        import torch
+
+        return torch.cuda.device(self.device) if self.is_real else _nothing()
+
     def keep_busy(self) -> None:
         """Keep the current stream busy: what is put there next begins late."""
         import torch
 
         if self.is_real:
-            with torch.cuda.device(self.device):
+            with self.current():
                 torch.cuda._sleep(_BUSY_CYCLES)
 
     def synchronize(self) -> None:
@@ -150,6 +156,15 @@ def held() -> Held:
     return Held(resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
 
 
+def resident_peak(*, reset: bool = False) -> int:
+    """Return the most memory that was resident since the last reset."""
+    if reset:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+
+
 def start_child(code: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
     """Start code in an interpreter of its own."""
     return subprocess.Popen(
@@ -170,6 +185,8 @@ def finish_child(child: subprocess.Popen[str]) -> str:
         output, errors = child.communicate()
         raise AssertionError(f"hangs\n{output}\n{errors}") from None
     assert child.returncode == 0, f"exit {child.returncode}\n{output}\n{errors}"
+    # What goes wrong while an interpreter ends is told there, and by no exit code.
+    assert "Traceback" not in errors, errors
     return output
 
 

@@ -104,7 +104,11 @@ def test_arrays_of_cupy_come_back_on_their_own_streams(
         stream.synchronize()
 
 
-def test_arrays_of_jax_are_stored(gpu: Gpu, handle: forebay.Handle, path: Path) -> None:
+def test_arrays_of_jax_are_stored(
+    gpu: Gpu, handle: forebay.Handle, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It takes most of a GPU's memory otherwise, which the other tests need.
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = pytest.importorskip("jax")
     try:
         device = jax.devices("cuda" if gpu.is_real else "cpu")[gpu.device.index or 0]

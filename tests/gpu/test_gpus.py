@@ -64,10 +64,9 @@ def test_the_stream_that_counts_is_that_of_the_tensors_device(
     last = gpus[-1]
     source, tensor = last.bytes(LENGTH, 3), last.empty(LENGTH)
     last.synchronize()
-    # The current device is another one inside.
-    with last.stream(), gpus[0].stream():
-        with last.stream():
-            last.keep_busy()
-            torch.bitwise_xor(source, 0x33, out=tensor)
+    with last.stream():
+        last.keep_busy()
+        torch.bitwise_xor(source, 0x33, out=tensor)
+        with gpus[0].current():
             handle.store(tensor, path)
-        assert path.read_bytes() == (pattern(LENGTH, 3) ^ 0x33).tobytes()
+    assert path.read_bytes() == (pattern(LENGTH, 3) ^ 0x33).tobytes()

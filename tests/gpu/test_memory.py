@@ -235,10 +235,9 @@ def test_memory_that_was_unpinned_is_not_taken_for_pinned(real_gpu: Gpu) -> None
     real_gpu.empty(1)
     pool: Any = forebay.Pool()
     tensor = pool.empty(64 << 20, like="torch")
-    address = tensor.data_ptr()
     assert tensor.is_pinned()
     del tensor
     gc.collect()
-    # The region has gone, so the same place, if it is mapped again, is ordinary memory.
+    # The region has gone, and what is mapped next, mostly in its place, is ordinary memory.
     again = [torch.empty(64 << 20, dtype=torch.uint8) for _ in range(4)]
-    assert not any(one.is_pinned() for one in again if one.data_ptr() == address)
+    assert not any(one.is_pinned() for one in again)

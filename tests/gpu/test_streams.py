@@ -146,6 +146,9 @@ def test_other_streams_go_on_while_an_operation_waits_for_one(
     real_gpu: Gpu, handle: forebay.Handle, path: Path
 ) -> None:
     tensor, other = real_gpu.bytes(LENGTH, 6), real_gpu.empty(LENGTH)
+    # What is used for the first time may have the driver wait for the device.
+    handle.store(tensor, path)
+    other.fill_(2)
     real_gpu.synchronize()
     ended = torch.cuda.Event()
     with real_gpu.stream():
@@ -169,6 +172,8 @@ def test_a_graph_is_captured_and_replayed_around_operations(
 ) -> None:
     with torch.cuda.device(real_gpu.device):
         source, tensor = real_gpu.bytes(LENGTH, 7), real_gpu.empty(LENGTH)
+        torch.bitwise_xor(source, 0x5A, out=tensor)
+        real_gpu.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             torch.bitwise_xor(source, 0x5A, out=tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.bench.subjects.on_device import InPlace, OnDevice
 from forebay.bench.subjects.subject import Settings, sizes_of
@@ -83,7 +83,7 @@ class AutoRoute(InPlace):
     name = "forebay-auto"
     title = "forebay handle, auto"
     package = "forebay"
-    _route = "auto"
+    _route: Literal["auto", "gds", "host"] = "auto"
 
     def __init__(self, tensors: Sequence[Tensor], settings: Settings) -> None:
         super().__init__(tensors, settings)
