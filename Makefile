@@ -49,6 +49,7 @@ check: tools $(VENV)/.package $(VENV)/.check-requirements ## formats, lints, typ
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
 	cargo xtask tidy
 	$(BIN)/typos
+	$(BIN)/shellcheck scripts/*.sh
 	$(BIN)/ruff check python tests crates scripts
 	$(BIN)/ruff format --check python tests crates scripts
 	$(BIN)/mypy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -96,13 +95,6 @@ def test_a_failing_test_fails_the_check(tmp_path: Path) -> None:
     done = check(tmp_path, "--dry-run", "--", "-k", "nothing_of_that_name")
     assert done.returncode == 1
     assert "pytest ended with exit code 5: not all tests have run" in done.stdout
-
-
-def test_it_is_clean_by_shellcheck() -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", str(SCRIPT)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture(scope="module")
