@@ -38,6 +38,7 @@ test-python: $(VENV)/.package $(VENV)/.test-requirements $(VENV)/.model
 	cargo build --quiet -p forebay-testkit --bins
 	cargo build --quiet -p forebay-standin
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/gpu --gpu-device cpu
 
 test-deepspeed: $(VENV)/.package $(VENV)/.deepspeed-requirements ## DeepSpeed on Forebay, end to end, on the CPU
 	$(BIN)/python -m pytest tests/deepspeed
@@ -48,8 +49,9 @@ check: tools $(VENV)/.package $(VENV)/.check-requirements ## formats, lints, typ
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
 	cargo xtask tidy
 	$(BIN)/typos
-	$(BIN)/ruff check python tests crates
-	$(BIN)/ruff format --check python tests crates
+	$(BIN)/shellcheck scripts/*.sh
+	$(BIN)/ruff check python tests crates scripts
+	$(BIN)/ruff format --check python tests crates scripts
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest forebay._forebay
 

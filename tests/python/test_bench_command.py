@@ -318,7 +318,7 @@ def test_a_drive_that_fills_up_on_the_way_is_said_to_be_full(small_ext4: Path) -
     try:
         with crew("tensors", ["python"], number, str(small_ext4)) as (member,):
             member.do(
-                do="setup", fio=None, compile=False, look=False, layout=vars(layout),
+                do="setup", fio=None, compile=False, device="cpu", look=False, layout=vars(layout),
                 directory=str(small_ext4),
             )  # fmt: skip
             with pytest.raises(Problem, match="is full") as caught:

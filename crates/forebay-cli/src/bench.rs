@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::ArgPredicate;
 use forebay::ByteSize;
 use serde::Serialize;
 
@@ -12,6 +13,7 @@ const EXAMPLES: &str = "Examples:\n  \
     forebay bench --dir /nvme --size 4G --output bench.html\n  \
     forebay bench --only forebay,torch,safetensors --tensor-size 64M,16M,100K --rounds 7\n  \
     forebay bench --what files --dir /nvme --output files.html     files of 40 and of 5,000 tensors\n  \
+    forebay bench --gpu --dir /nvme                         between drives and the memory of a GPU\n  \
     forebay bench --list                                    what is here, and why others aren't";
 
 /// What is compared.
@@ -22,6 +24,8 @@ enum What {
     Tensors,
     /// Saving and loading files of tensors: safetensors files and others, cold and warm
     Files,
+    /// Between drives and the memory of a GPU, beside what both can do: as --gpu
+    Gpu,
 }
 
 /// Options of `forebay bench`.
@@ -34,11 +38,36 @@ pub(crate) struct Bench {
     dir: PathBuf,
 
     /// What is compared
-    #[arg(long, value_enum, default_value_t = What::Tensors)]
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = What::Tensors,
+        default_value_if("gpu", ArgPredicate::IsPresent, "gpu")
+    )]
     what: What,
 
-    /// Bytes of all tensors; with --what files, 2G by default
-    #[arg(long, default_value = "1G", default_value_if("what", "files", "2G"))]
+    /// Compare loads into and stores from the memory of a GPU: this one, the first if not given
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "0",
+        default_value_if("what", "gpu", "0"),
+        conflicts_with = "what"
+    )]
+    gpu: Option<u32>,
+
+    /// Bytes of all tensors; with --what files and --gpu, 2G by default
+    #[arg(
+        long,
+        default_value = "1G",
+        default_value_ifs([
+            ("what", ArgPredicate::from("files"), Some("2G")),
+            ("what", ArgPredicate::from("gpu"), Some("2G")),
+            ("gpu", ArgPredicate::IsPresent, Some("2G")),
+        ])
+    )]
     size: ByteSize,
 
     /// Bytes of the tensors, taken in turn until all have --size
@@ -48,17 +77,26 @@ pub(crate) struct Bench {
         value_name = "BYTES,…",
         value_delimiter = ',',
         default_value = "64M,16M,16M,4M,16K",
-        default_value_if("what", "files", None)
+        default_value_ifs([
+            ("what", ArgPredicate::from("files"), None::<&str>),
+            ("what", ArgPredicate::from("gpu"), None),
+            ("gpu", ArgPredicate::IsPresent, None),
+        ])
     )]
     tensor_size: Vec<ByteSize>,
 
-    /// Tensors in a file, for one file after the other [with --what files: 40,5000]
+    /// Tensors in a file, for one file after the other [with --what files: 40,5000; with
+    /// --gpu: 40]
     #[arg(
         long,
         value_name = "COUNT,…",
         value_delimiter = ',',
         value_parser = clap::value_parser!(u32).range(1..),
-        default_value_if("what", "files", "40,5000")
+        default_value_ifs([
+            ("what", ArgPredicate::from("files"), Some("40,5000")),
+            ("what", ArgPredicate::from("gpu"), Some("40")),
+            ("gpu", ArgPredicate::IsPresent, Some("40")),
+        ])
     )]
     tensor_count: Vec<u32>,
 

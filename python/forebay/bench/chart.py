@@ -9,7 +9,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.figures import WAYS, parts
-from forebay.bench.report import BACKGROUND_HEADINGS, HEADINGS, background_columns, columns
+from forebay.bench.report import (
+    BACKGROUND_HEADINGS,
+    GOAL_HEADINGS,
+    HEADINGS,
+    background_columns,
+    columns,
+    filled,
+    goal_columns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +101,11 @@ def _part(part: dict[str, Any], title: str) -> list[str]:
                 BACKGROUND_HEADINGS, [(row, background_columns(row["background"])) for row in rows]
             ),
         ]
+    if part.get("goals"):
+        rows = [
+            ({"title": goal["goal"], "version": None}, goal_columns(goal)) for goal in part["goals"]
+        ]
+        shown += ["<h2>Goals</h2>", _table(GOAL_HEADINGS, rows)]
     return [*shown, _remarks(part)]
 
 
@@ -141,13 +154,17 @@ def _step(most: float) -> float:
 
 
 def _table(headings: Sequence[str], rows: Sequence[tuple[dict[str, Any], list[str]]]) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in ("", *headings))
-    body = []
-    for row, figures in rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in figures)
-        name = row["title"] if row["version"] is None else f"{row['title']} {row['version']}"
-        body.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
-    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>'
+    names = [
+        row["title"] if row["version"] is None else f"{row['title']} {row['version']}"
+        for row, _ in rows
+    ]
+    figures = zip(names, rows, strict=True)
+    first, *others = filled([["", *headings], *([name, *cells] for name, (_, cells) in figures)])
+    head = "".join(f"<th>{heading}</th>" for heading in first)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in others
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _remarks(part: dict[str, Any]) -> str:

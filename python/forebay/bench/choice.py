@@ -11,7 +11,7 @@ from forebay.bench.subjects import COMPARISONS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["files_at_once", "layouts", "names", "phases"]
+__all__ = ["device", "files_at_once", "layouts", "names", "phases"]
 
 _TENSORS_MAX = 1 << 16
 _TENSOR_BYTES_MIN = 16
@@ -33,13 +33,19 @@ def names(options: dict[str, Any]) -> list[str]:
     return chosen
 
 
+def device(options: dict[str, Any]) -> str:
+    """Return where tensors are stored from and loaded to, as torch calls it."""
+    return f"cuda:{options['gpu']}" if options["what"] == "gpu" else "cpu"
+
+
 def layouts(options: dict[str, Any]) -> list[Layout]:
     """Return the tensors, for one comparison after the other."""
     size, sizes, counts = options["size"], options["tensor_size"], options["tensor_count"]
-    if options["what"] == "files":
+    if options["what"] != "tensors":
         return _files(size, sizes, counts)
     if counts:
-        raise Problem("--tensor-count goes with --what files: pass --tensor-size", EXIT_USAGE)
+        text = "--tensor-count goes with --what files and --gpu: pass --tensor-size"
+        raise Problem(text, EXIT_USAGE)
     if size < 1 or not all(one > 0 for one in sizes):
         raise Problem("--size and each --tensor-size must be at least 1 byte", EXIT_USAGE)
     _check_count(size // sum(sizes) * len(sizes), "larger --tensor-size")
@@ -71,8 +77,9 @@ def phases(options: dict[str, Any]) -> list[list[str]]:
     all loads, and what storing takes is measured after that.
     """
     stores, loads = not options["no_write"], not options["no_read"]
-    if options["what"] == "files":
-        both = ((["load", "warm"], loads), (["store", "background"], stores))
+    if options["what"] != "tensors":
+        after = ["store", "background"] if options["what"] == "files" else ["store"]
+        both = ((["load", "warm"], loads), (after, stores))
         return [ways for ways, wanted in both if wanted]
     return [[way for way, wanted in (("store", stores), ("load", loads)) if wanted]]
 

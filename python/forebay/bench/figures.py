@@ -1,7 +1,7 @@
 """From what turns took to figures: the documents that ``--json`` prints.
 
-Their forms are ``forebay.bench/1`` and ``forebay.bench.files/1``, documented in ``docs/bench.md``.
-A document is made of a head and of one part, or of several.
+Their forms are ``forebay.bench/1``, ``forebay.bench.files/1`` and ``forebay.bench.gpu/1``,
+documented in ``docs/bench.md``. A document is made of a head and of one part, or of several.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
+from forebay.bench.goals import judge, limits
 from forebay.bench.place import file_system
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.bench.measure import Result, Turn
     from forebay.bench.payload import Layout
 
-__all__ = ["WAYS", "head", "part", "parts", "spread"]
+__all__ = ["WAYS", "gpu_part", "head", "part", "parts", "spread"]
 
 _GIB = 1 << 30
 
@@ -65,6 +66,24 @@ def part(
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out],
         "notes": _notes(results),
     }
+
+
+def gpu_part(
+    results: Sequence[Result], layout: Layout, left_out: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Return all figures of a comparison with a GPU: beside the limits, and as goals."""
+    found = part(results, layout, left_out)
+    for subject, result in zip(found["subjects"], results, strict=True):
+        for way in WAYS:
+            if subject[way] is not None:
+                shares = _shares(getattr(result, way), limits(results, way))
+                subject[way]["limit_share"] = shares
+    return {**found, "goals": judge(results)}
+
+
+def _shares(turns: Sequence[Turn], limit: dict[int, float]) -> dict[str, float] | None:
+    shares = [limit[turn.round] / turn.seconds for turn in turns if turn.round in limit]
+    return spread(shares) if shares else None
 
 
 def parts(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,9 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.chart import page
-from forebay.bench.choice import files_at_once, layouts, names, phases
+from forebay.bench.choice import device, files_at_once, layouts, names, phases
 from forebay.bench.crew import Lost, crew
-from forebay.bench.figures import head, part, parts
+from forebay.bench.figures import gpu_part, head, part, parts
+from forebay.bench.hardware import describe
 from forebay.bench.measure import GIVEN, Result, measure
 from forebay.bench.output import complain, fitting, say, say_object
 from forebay.bench.payload import Layout, SharedTensors, make, write_safetensors
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_COPY = "pinned-copy"
+_SCHEMAS = {"tensors": "bench", "files": "bench.files", "gpu": "bench.gpu"}
 _COPIES = 3.5
 """Copies of all tensors in memory at the most: the shared one, a subject's two, half to spare."""
 
@@ -52,6 +55,8 @@ def run(options: dict[str, Any]) -> int:
         size = options["size"]
         check_memory(size, _COPIES)
         check_space(directory, files_at_once(options) * size)
+        if options["what"] == "gpu":
+            _check_gpu(options)
         return _compare(chosen, payloads, options)
     except Problem as problem:
         return _give_up(problem, json=options["json"])
@@ -95,8 +100,9 @@ def _compare(chosen: Sequence[str], payloads: Sequence[Layout], options: dict[st
     turns = sum(2 + options["rounds"] * len(ways) for ways in phases(options))
     with _Progress(len(payloads) * len(chosen) * (1 + turns)) as progress:
         found = [_part(chosen, layout, options, progress) for layout in payloads]
-    several = {"files": found} if options["what"] == "files" else found[0]
-    return _show({**head(options), **several}, options)
+    several = found[0] if options["what"] == "tensors" else {"files": found}
+    hardware = {"hardware": describe(options["dir"])} if options["what"] == "gpu" else {}
+    return _show({**head(options), **hardware, **several}, options)
 
 
 def _part(
@@ -124,7 +130,8 @@ def _part(
                 measure(going, path, options["rounds"], ways, progress.step)
     finally:
         os.close(number)
-    return part([result for _, result in pairs], layout, left_out)
+    figures = gpu_part if options["what"] == "gpu" else part
+    return figures([result for _, result in pairs], layout, left_out)
 
 
 def _goes(result: Result, ways: Sequence[str]) -> bool:
@@ -162,7 +169,23 @@ def _set_up(
 
 
 def _look(member: Member, options: dict[str, Any], **step: Any) -> dict[str, Any]:
-    return member.do(do="setup", fio=options["fio"], compile=options["compile"], **step)
+    chosen = {name: options[name] for name in ("fio", "compile")}
+    return member.do(do="setup", device=device(options), **chosen, **step)
+
+
+def _check_gpu(options: dict[str, Any]) -> None:
+    """Refuse a machine without the GPU, before anything is measured."""
+    number = os.memfd_create("forebay-bench")
+    try:
+        # The copy of pinned memory takes what all others take of a machine.
+        with crew(options["what"], [_COPY], number, options["dir"]) as (member,):
+            reason = _look(member, options, look=True)["unavailable"]
+    except Lost as lost:
+        reason = str(lost)
+    finally:
+        os.close(number)
+    if reason is not None:
+        raise Problem(f"nothing can be compared on a GPU here: {reason}", EXIT_DIRECTORY)
 
 
 def _list(chosen: Sequence[str], options: dict[str, Any]) -> int:
@@ -198,8 +221,12 @@ def _show(figures: dict[str, Any], options: dict[str, Any]) -> int:
         except OSError as error:
             raise _no_chart(chart, error) from error
     if options["json"]:
-        say_object("bench.files" if options["what"] == "files" else "bench", figures)
+        say_object(_SCHEMAS[options["what"]], figures)
     else:
+        for found in figures.get("hardware", ()):
+            say(f"{found['title']}: {found['detail']}")
+        if figures.get("hardware"):
+            say("")
         for index, found in enumerate(parts(figures)):
             if index:
                 say("\n")

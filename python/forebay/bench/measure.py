@@ -112,11 +112,9 @@ def _turn(
         if not is_warm_up:
             result.store.append(_turn_of(number, took))
     if "load" in ways or is_warm_up:
-        cached = make_cold(path)
+        cached = make_cold(path) if kind.has_file else 0
         progress(f"{kind.name}: load")
-        took = member.do(do="load", path=path, compare=is_warm_up)
-        if took.get("differs"):
-            raise Lost(f"tensor {took['differs']!r} came back with different bytes")
+        took = _load(member, path, compare=is_warm_up)
         result.checked = kind.checked
         if not is_warm_up:
             result.load.append(_turn_of(number, took))
@@ -125,7 +123,7 @@ def _turn(
     if "warm" in ways and kind.checked and not is_warm_up:
         absent = make_warm(path)
         progress(f"{kind.name}: load, warm")
-        result.warm.append(_turn_of(number, member.do(do="load", path=path, compare=False)))
+        result.warm.append(_turn_of(number, _load(member, path, compare=False)))
         result.missing_before_bytes = _most(result.missing_before_bytes, absent)
         make_cold(path)
     if "background" in ways and kind.in_background:
@@ -133,8 +131,15 @@ def _turn(
         took = member.do(do="background", path=f"{path}-background")
         if not is_warm_up:
             result.background.append(took)
-    if kind.stores and "store" in ways:
+    if kind.stores and kind.has_file and "store" in ways:
         _remove(path)
+
+
+def _load(member: Member, path: str, *, compare: bool) -> dict[str, Any]:
+    took = member.do(do="load", path=path, compare=compare)
+    if took.get("differs"):
+        raise Lost(f"tensor {took['differs']!r} came back with different bytes")
+    return took
 
 
 def _turn_of(number: int, took: dict[str, Any]) -> Turn:

@@ -9,12 +9,25 @@ from forebay.bench.figures import WAYS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BACKGROUND_HEADINGS", "HEADINGS", "background_columns", "columns", "table"]
+__all__ = [
+    "BACKGROUND_HEADINGS",
+    "GOAL_HEADINGS",
+    "HEADINGS",
+    "background_columns",
+    "columns",
+    "filled",
+    "goal_columns",
+    "table",
+]
 
-HEADINGS = ("GB/s", "spread", "CPU s/GiB", "MiB more", "forebay is", "spread", "of fio")
+HEADINGS = (
+    "GB/s", "spread", "CPU s/GiB", "MiB more", "forebay is", "spread", "of fio", "of the limit",
+)  # fmt: skip
 """What `columns` are."""
 BACKGROUND_HEADINGS = ("blocked s", "copy s", "ratio", "in all s", "computing lost", "spread")
 """What `background_columns` are."""
+GOAL_HEADINGS = ("wanted", "measured", "spread", "reached")
+"""What `goal_columns` are."""
 _WAYS = {"store": "store, on the drive", "load": "load, cold cache", "warm": "load, warm cache"}
 
 
@@ -30,6 +43,9 @@ def table(part: dict[str, Any]) -> str:
     if rows:
         cells = [(row["title"], background_columns(row["background"])) for row in rows]
         shown.append(_rows("save in the background", BACKGROUND_HEADINGS, cells))
+    if part.get("goals"):
+        goals = [(goal["goal"], goal_columns(goal)) for goal in part["goals"]]
+        shown.append(_rows("goals", GOAL_HEADINGS, goals))
     failed = [row for row in part["subjects"] if row["failure"]]
     lines = [f"FAILED: {row['title']}: {row['failure']}" for row in failed]
     lines += [f"left out: {row['name']}: {row['reason']}" for row in part["left_out"]]
@@ -47,7 +63,7 @@ def columns(figures: dict[str, Any]) -> list[str]:
     rate, ratio, fio = (
         figures[name] for name in ("bytes_per_second", "time_ratio", "fio_time_ratio")
     )
-    extra = figures["peak_extra_bytes"]
+    extra, share = figures["peak_extra_bytes"], figures.get("limit_share")
     return [
         f"{rate['median'] / 1e9:.2f}",
         f"{rate['min'] / 1e9:.2f} to {rate['max'] / 1e9:.2f}",
@@ -56,6 +72,7 @@ def columns(figures: dict[str, Any]) -> list[str]:
         "" if _is_itself(ratio) else f"{ratio['median']:.2f} ×",
         "" if _is_itself(ratio) else f"{ratio['min']:.2f} to {ratio['max']:.2f}",
         "" if _is_itself(fio) else f"{100 / fio['median']:.0f} %",
+        "" if share is None else f"{100 * share['median']:.0f} %",
     ]
 
 
@@ -71,15 +88,31 @@ def background_columns(figures: dict[str, Any]) -> list[str]:
     ]
 
 
+def goal_columns(goal: dict[str, Any]) -> list[str]:
+    """Return what is shown of a goal."""
+    measured = goal["measured"]
+    if measured is None:
+        return [f"{goal['wanted']:.2f}", "", "", "not measured"]
+    return [
+        f"{goal['wanted']:.2f}",
+        f"{measured['median']:.2f}",
+        f"{measured['min']:.2f} to {measured['max']:.2f}",
+        "yes" if goal["reached"] else "no",
+    ]
+
+
+def filled(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Return rows, of which the first has the headings, without columns that nobody has."""
+    kept = [index for index in range(len(rows[0])) if any(row[index] for row in rows[1:])]
+    return [[row[index] for index in kept] for row in rows]
+
+
 def _is_itself(ratio: dict[str, float] | None) -> bool:
     return ratio is None or set(ratio.values()) == {1.0}
 
 
 def _rows(heading: str, headings: Sequence[str], subjects: Sequence[tuple[str, list[str]]]) -> str:
-    rows = [[heading, *headings], *([title, *cells] for title, cells in subjects)]
-    # What nobody has is left out.
-    kept = [index for index in range(len(rows[0])) if any(row[index] for row in rows[1:])]
-    rows = [[row[index] for index in kept] for row in rows]
+    rows = filled([[heading, *headings], *([title, *cells] for title, cells in subjects)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -36,15 +36,17 @@ class _Work:
 
     def __init__(self, what: str, name: str, number: int) -> None:
         self._kind = COMPARISONS[what][name]
-        # Files are compared by every byte, since some that map them defer work to each page.
-        self._touch = read_all if what == "files" else touched
+        # Files are compared by every byte, since some that map them defer work to each page. What
+        # is on a GPU has been copied there.
+        self._touch = {"files": read_all, "tensors": touched}.get(what)
+        self._sums: list[int] | None = None
         self._number = number
         self._shared: SharedTensors | None = None
         self._subject: Subject | None = None
 
     def setup(self, step: dict[str, Any]) -> dict[str, Any]:
         """Get ready, or say why that can't be."""
-        settings = Settings(step["fio"], step["compile"])
+        settings = Settings(step["fio"], step["compile"], step["device"])
         try:
             reason = self._kind.unavailable(settings)
         except Exception as error:
@@ -76,21 +78,35 @@ class _Work:
         """Load all tensors, and compare them where that was asked for."""
         subject, shared = self._ready()
         size = sum(tensor.data.nbytes for tensor in shared.tensors)
-        with _Memory(size) as memory:
+        touch = self._touch
+        # Host memory holds a copy only where tensors are loaded to it.
+        with _Memory(0 if touch is None else size) as memory:
             subject.clear()
             loaded, took = _timed(subject.load, step["path"])
-            if isinstance(loaded, list):
-                _, touch = _timed(self._touch, loaded)
-                took = {name: took[name] + more for name, more in touch.items()}
-        if isinstance(loaded, list):
+            if isinstance(loaded, list) and touch is not None:
+                _, more = _timed(touch, loaded)
+                took = {name: took[name] + added for name, added in more.items()}
+        if isinstance(loaded, list) and touch is not None:
             # Now that all is in memory, it is known how much of that was no loading.
-            _, again = _timed(self._touch, loaded)
+            _, again = _timed(touch, loaded)
             took["touch_seconds"] = again["seconds"]
-        if step["compare"] and subject.checked:
-            took["differs"] = difference(shared.tensors, loaded)
+        if subject.checked:
+            took["differs"] = self._difference(loaded, every_byte=step["compare"])
         del loaded
         self._let_go()
         return {**took, "extra_bytes": memory.extra_bytes}
+
+    def _difference(self, loaded: list[Any], *, every_byte: bool) -> str | None:
+        """Return the first tensor that came back with different bytes, or None."""
+        subject, shared = self._ready()
+        if every_byte:
+            found = difference(shared.tensors, subject.on_host(loaded))
+            self._sums = subject.sums(loaded)
+            return found
+        if self._sums is None:
+            return None
+        rows = zip(shared.tensors, subject.sums(loaded) or [], self._sums, strict=True)
+        return next((tensor.name for tensor, mine, right in rows if mine != right), None)
 
     def background(self, step: dict[str, Any]) -> dict[str, Any]:
         """Save all tensors while the program goes on."""

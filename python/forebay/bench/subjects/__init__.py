@@ -13,12 +13,33 @@ from forebay.bench.subjects.frameworks import (
     Tensorizer,
     Torch,
 )
+from forebay.bench.subjects.gpu_rivals import (
+    AioThroughHost,
+    FastSafetensorsGds,
+    FastSafetensorsHost,
+    GdsHandle,
+    InstantTensorGpu,
+    KvikioGpu,
+    RunaiGpu,
+    SafetensorsGpu,
+    TorchGpu,
+    TorchThenCuda,
+)
 from forebay.bench.subjects.loaders import FastSafetensors, InstantTensor, RunaiStreamer
 from forebay.bench.subjects.native import DeepNvme, Kvikio
 from forebay.bench.subjects.our_files import Checkpoint, Foreign, Unverified, Verified
+from forebay.bench.subjects.our_gpu import (
+    AutoRoute,
+    FileToGpu,
+    ForeignToGpu,
+    GdsRoute,
+    HostRoute,
+    UnverifiedToGpu,
+)
 from forebay.bench.subjects.ours import Ordinary, Pinned
 from forebay.bench.subjects.plain import Numpy, Python
 from forebay.bench.subjects.subject import Subject
+from forebay.bench.subjects.yardsticks import HostMemory, PinnedCopy
 
 __all__ = ["COMPARISONS"]
 
@@ -52,9 +73,30 @@ _FILES: tuple[type[Subject], ...] = (
     MappedTorch,
     HuggingFaceReader,
 )
+_GPU: tuple[type[Subject], ...] = (
+    FileToGpu,
+    UnverifiedToGpu,
+    ForeignToGpu,
+    AutoRoute,
+    HostRoute,
+    GdsRoute,
+    Fio,
+    HostMemory,
+    PinnedCopy,
+    TorchGpu,
+    TorchThenCuda,
+    SafetensorsGpu,
+    FastSafetensorsHost,
+    FastSafetensorsGds,
+    RunaiGpu,
+    InstantTensorGpu,
+    KvikioGpu,
+    AioThroughHost,
+    GdsHandle,
+)
 
 COMPARISONS: dict[str, dict[str, type[Subject]]] = {
     what: {subject.name: subject for subject in subjects}
-    for what, subjects in (("tensors", _TENSORS), ("files", _FILES))
+    for what, subjects in (("tensors", _TENSORS), ("files", _FILES), ("gpu", _GPU))
 }
 """What ``--what`` can be, and who is compared then, by the names that ``--only`` takes."""

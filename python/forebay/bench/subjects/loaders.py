@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.subjects.frameworks import StateDict
-from forebay.bench.subjects.subject import Settings, no_cuda
+from forebay.bench.subjects.subject import Settings, no_device
 
 if TYPE_CHECKING:
     from forebay.bench.tensor import Bytes
@@ -69,11 +69,11 @@ class InstantTensor(StateDict):
     @classmethod
     def unavailable(cls, settings: Settings) -> str | None:
         """Return why it can't be compared here, or None."""
-        return super().unavailable(settings) or no_cuda()
+        return super().unavailable(settings) or no_device("cuda:0")
 
     def load(self, path: str) -> list[Bytes]:
         """Load all tensors to the GPU, and copy them from there."""
         from instanttensor import safe_open
 
         with safe_open(path, framework="pt", device="cuda") as file:
-            return self._bytes({name: file.get_tensor(name).cpu() for name in self._names})
+            return self._bytes({name: tensor.cpu() for name, tensor in file.tensors()})

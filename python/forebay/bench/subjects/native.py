@@ -12,11 +12,13 @@ from forebay.bench.subjects.subject import Settings, Subject, missing, pieces_of
 if TYPE_CHECKING:
     from forebay.bench.tensor import Bytes
 
-__all__ = ["DeepNvme", "Kvikio"]
+__all__ = ["HANDLE", "DeepNvme", "Kvikio"]
 
 _BLOCK_BYTES = 1 << 20
 _QUEUE_DEPTH = 32
 _PARALLELISM = 2
+HANDLE = (_BLOCK_BYTES, _QUEUE_DEPTH, False, True, _PARALLELISM)
+"""Arguments of DeepNVMe's handles: block, depth, single submission, overlapping, threads."""
 _OPERATORS = ("pin_memory", "async_io")
 """The second takes symbols of the first."""
 
@@ -44,10 +46,18 @@ class DeepNvme(Subject):
 
     def setup(self, directory: str) -> str:  # noqa: ARG002 (the same everywhere)
         """Load, or compile, the operators, and make a handle."""
-        self._handle = _operators().aio_handle(
-            _BLOCK_BYTES, _QUEUE_DEPTH, False, True, _PARALLELISM
-        )
+        self._handle = _operators().aio_handle(*HANDLE)
         return f"blocks of {_BLOCK_BYTES >> 10} KiB, depth {_QUEUE_DEPTH}, {_PARALLELISM} threads"
+
+    @property
+    def block(self) -> Any:
+        """The page-locked memory that it moves."""
+        return self._block
+
+    def padded_bytes(self) -> int:
+        """Return the size of the block, and of the file."""
+        whole = _BLOCK_BYTES * _PARALLELISM
+        return -(-sum(sizes_of(self._tensors)) // whole) * whole
 
     def fill(self) -> bool:
         """Copy the tensors into page-locked memory."""
@@ -66,10 +76,8 @@ class DeepNvme(Subject):
         import torch
 
         if self._block is None:
-            whole = _BLOCK_BYTES * _PARALLELISM
-            size = -(-sum(sizes_of(self._tensors)) // whole) * whole
             like = torch.empty(0, dtype=torch.uint8)
-            self._block = self._handle.new_cpu_locked_tensor(size, like)
+            self._block = self._handle.new_cpu_locked_tensor(self.padded_bytes(), like)
         self._block.zero_()
 
     def load(self, path: str) -> list[Bytes]:

@@ -21,7 +21,7 @@ __all__ = [
     "Timing",
     "files_of",
     "missing",
-    "no_cuda",
+    "no_device",
     "pieces_of",
     "sizes_of",
     "sync",
@@ -34,6 +34,8 @@ class Settings:
 
     fio: str | None = None
     compile: bool = False
+    device: str = "cpu"
+    """Where tensors are stored from and loaded to, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Subject:
     """It can save while the program goes on."""
     checked = True
     """Its bytes are those of the tensors, so that they can be compared."""
+    has_file = True
+    """It stores and loads a file; what hasn't one is there for others to be compared with."""
 
     def __init__(self, tensors: Sequence[Tensor], settings: Settings) -> None:
         self._tensors = tensors
@@ -112,9 +116,17 @@ class Subject:
     def clear(self) -> None:
         """Have wiped memory ready for the next ``load``, if that doesn't make its own."""
 
-    def load(self, path: str) -> list[Bytes] | Timing:
-        """Read all tensors; return the bytes of each."""
+    def load(self, path: str) -> list[Any] | Timing:
+        """Read all tensors; return the bytes of each, or the tensors on their device."""
         raise NotImplementedError
+
+    def on_host(self, loaded: list[Any]) -> list[Bytes]:
+        """Return the bytes of what was loaded."""
+        return loaded
+
+    def sums(self, loaded: list[Any]) -> list[int] | None:  # noqa: ARG002 (for those that have them)
+        """Return sums of what was loaded, made where it is; None if it is compared just once."""
+        return None
 
     def release(self) -> None:
         """Let go of memory between two turns."""
@@ -129,11 +141,21 @@ def missing(package: str) -> str | None:
     return None if found else f"not installed (pip install {package})"
 
 
-def no_cuda() -> str | None:
-    """Return why nothing that takes a GPU can be compared, or None."""
+def no_device(name: str) -> str | None:
+    """Return why nothing can be loaded to a device, which has the name that torch gives it."""
     import torch
 
-    return None if torch.cuda.is_available() else "needs a CUDA device, there is none"
+    device = torch.device(name)
+    if device.type != "cuda":
+        return None
+    if torch.version.cuda is None:
+        return f"needs a CUDA device, and torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "needs a CUDA device, there is none"
+    count = torch.cuda.device_count()
+    if (device.index or 0) < count:
+        return None
+    return f"needs GPU {device.index}, and there are {count}, counted from 0"
 
 
 def sync(path: str) -> None:
