@@ -27,6 +27,7 @@
 //! ```
 
 pub mod borrowed;
+pub mod checksum;
 pub mod commit;
 pub mod config;
 pub mod device;
@@ -53,6 +54,7 @@ mod tracker;
 mod worker;
 mod workers;
 
+pub use checksum::{crc32c, crc32c_combine};
 pub use commit::Commit;
 pub use config::{DirectMode, Durability, EngineChoice, Options, Priority, Tuning, Tunings};
 pub use engine::EngineKind;

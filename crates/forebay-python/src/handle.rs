@@ -56,7 +56,8 @@ impl Handle {
     }
 
     /// Starts an operation over `(array, path or descriptor, offset)` items.
-    #[pyo3(signature = (store, items, whole_file, priority, durability))]
+    #[expect(clippy::too_many_arguments, reason = "what holds of a request")]
+    #[pyo3(signature = (store, items, whole_file, priority, durability, checksums))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -65,8 +66,10 @@ impl Handle {
         whole_file: bool,
         priority: &str,
         durability: Option<&str>,
+        checksums: bool,
     ) -> PyResult<Operation> {
-        let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
+        let terms = terms(py, store, whole_file, priority, durability)?;
+        let job = Job::new(items, Terms { checksums, ..terms })?;
         py.detach(|| self.start(job)).or_raise(py).map(Operation::new)
     }
 
@@ -186,6 +189,7 @@ fn terms(
         whole_file,
         priority: priority.parse::<Priority>().or_raise(py)?,
         durability: durability.map(str::parse::<Durability>).transpose().or_raise(py)?,
+        checksums: false,
     })
 }
 

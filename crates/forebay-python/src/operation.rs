@@ -93,6 +93,12 @@ impl Operation {
         self.let_go(py);
     }
 
+    /// The CRC32C of each array, if they were asked for and all has moved.
+    #[getter]
+    fn checksums(&self, py: Python<'_>) -> Option<Vec<u32>> {
+        py.detach(|| self.core.checksums())
+    }
+
     #[getter]
     fn bytes_done(&self) -> u64 {
         self.core.bytes_done()

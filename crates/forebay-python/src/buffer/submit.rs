@@ -52,6 +52,7 @@ pub(crate) struct Terms {
     pub(crate) whole_file: bool,
     pub(crate) priority: Priority,
     pub(crate) durability: Option<Durability>,
+    pub(crate) checksums: bool,
 }
 
 impl Job {
@@ -79,13 +80,14 @@ impl Job {
             }));
             keep.push(memory.keep);
         }
-        let Terms { direction, whole_file, priority, durability } = terms;
+        let Terms { direction, whole_file, priority, durability, checksums } = terms;
         let request = Request {
             direction,
             files,
             parts,
             devices: devices.access,
             whole_file,
+            checksums,
             priority,
             durability,
             commit: None,

@@ -45,7 +45,7 @@ pub mod stream;
 mod sums;
 pub mod verify;
 
-pub use checksum::{crc32c, crc32c_combine};
+pub use forebay_io::{crc32c, crc32c_combine};
 pub use draft::{Draft, TensorSpec};
 pub use dtype::Dtype;
 pub(crate) use header::open as open_file;

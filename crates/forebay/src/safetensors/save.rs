@@ -16,10 +16,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use forebay_io::{
-    Direction, Durability, Error, ErrorKind, Handle, OwnedMemory, OwnedOperation, Result, reserve,
+    Direction, Durability, Error, ErrorKind, Handle, OwnedMemory, OwnedOperation, Result, crc32c,
+    crc32c_combine, reserve,
 };
 
-use super::checksum::{crc32c, crc32c_combine};
 use super::draft::{Draft, TensorSpec};
 use super::replaced::Replaced;
 use super::{Dtype, Stop};
