@@ -315,9 +315,19 @@ class Handle:
         listed, whole = self._items_to_store(items, whole_file)
         self._run(True, listed, whole, priority, durability)
 
-    def load_many_async(self, items: Iterable[Item], *, priority: Priority = "demand") -> Operation:
-        """Start a :meth:`load_many`, as one operation."""
-        return self._submit(False, self._items(items)[0], False, priority, None)
+    def load_many_async(
+        self,
+        items: Iterable[Item],
+        *,
+        priority: Priority = "demand",
+        checksums: bool = False,
+    ) -> Operation:
+        """Start a :meth:`load_many`, as one operation.
+
+        With ``checksums``, the CRC32C of each array's bytes is computed while they pass, wherever
+        the array is: see :attr:`Operation.checksums`.
+        """
+        return self._submit(False, self._items(items)[0], False, priority, None, checksums)
 
     def store_many_async(
         self,
@@ -326,10 +336,11 @@ class Handle:
         whole_file: bool | None = None,
         durability: Durability | None = None,
         priority: Priority = "demand",
+        checksums: bool = False,
     ) -> Operation:
-        """Start a :meth:`store_many`, as one operation."""
+        """Start a :meth:`store_many`, as one operation; checksums as for a load."""
         listed, whole = self._items_to_store(items, whole_file)
-        return self._submit(True, listed, whole, priority, durability)
+        return self._submit(True, listed, whole, priority, durability, checksums)
 
     # Waiting, looking, ending
 
@@ -506,8 +517,9 @@ class Handle:
         whole_file: bool,
         priority: Priority,
         durability: Durability | None,
+        checksums: bool = False,
     ) -> Operation:
-        core = self._core.submit(store, items, whole_file, priority, durability)
+        core = self._core.submit(store, items, whole_file, priority, durability, checksums)
         self._pending.add(core)
         return Operation(core, self)
 

@@ -9,6 +9,7 @@ import numpy as np
 from forebay._tensor_files import into
 from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
+from forebay._tensor_files.into import Room
 from forebay._tensor_files.load import LoadPlan, Wish
 from forebay._tensor_files.opened import is_mapped
 from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
@@ -146,13 +147,17 @@ class _Places:
         """Return why an array can't be loaded into, if it can't."""
         return None if self._arrays[name].flags.writeable else "is read-only: load into a copy"
 
-    def memory(self, name: str, dtype: str) -> Any | None:
-        """Return an array's bytes, if those of the file can go there as they are."""
+    def room(self, name: str, dtype: str) -> Room | None:
+        """Return an array's memory, if the bytes of the file can go there as they are."""
         array = self._arrays[name]
         plain = array.flags.c_contiguous and array.dtype.isnative
         if not plain or dtype_code(array.dtype) != dtype:
             return None
-        return array.reshape(-1).view(np.uint8)
+        memory = array.reshape(-1).view(np.uint8)
+        return Room(memory, array.ctypes.data, memory.nbytes)
+
+    def device(self, name: str) -> None:  # noqa: ARG002 (it is the host)
+        """Return None: there is no device."""
 
     def copy(self, name: str, array: Array) -> None:
         """Copy what was read into an array, as its type."""

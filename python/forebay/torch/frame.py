@@ -92,6 +92,29 @@ class _Torch:
         # Cast there: devices are quicker at it, and the host needs no room for it.
         return array.to(device).to(self._dtype(code))
 
+    def reaches(self, device: torch.device) -> bool:
+        # AMD's are called cuda as well.
+        return device.type == "cuda" and torch.version.hip is None
+
+    def empty(self, length: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(length, dtype=torch.uint8, device=device)
+
+    def clone(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.clone()
+
+    def typed(self, memory: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+        kind = self._dtype(dtype)
+        shape = packed(dtype, shape)
+        if memory.numel() == 0:
+            return torch.empty(shape, dtype=kind, device=memory.device)
+        # Not a view, so that a view of it refers to it, as in the host's memory.
+        tensor = torch.empty(0, dtype=kind, device=memory.device)
+        begin = memory.storage_offset() // kind.itemsize
+        return tensor.set_(memory.untyped_storage(), begin, shape)  # type: ignore[call-overload,no-any-return]
+
+    def cast(self, array: torch.Tensor, code: str) -> torch.Tensor:
+        return array.to(self._dtype(code))
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 

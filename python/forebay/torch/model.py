@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay._tensor_files.into import Room
 from forebay._tensor_files.into import load_into as load_into_arrays
 from forebay._tensor_files.load import Wish
 from forebay.errors import InvalidInputError
@@ -138,9 +139,10 @@ def load_into(
 ) -> tuple[list[str], list[str]]:
     """Load tensors of files into the memory of tensors that are there.
 
-    What has the same type and is contiguous on the CPU is read straight into place, with no memory
-    beside it. The rest (another type, another device) streams through a budget. All shapes are
-    compared before the first byte is read; what fails later leaves tensors partly loaded.
+    What has the same type and is contiguous, on the CPU or a CUDA device, is read straight into
+    place, with no memory beside it. The rest goes through memory of bounded size: on a CUDA device
+    if the tensor is on one, else on the CPU, through a budget. All shapes are compared before the
+    first byte is read; what fails later leaves tensors partly loaded.
 
     Parameters
     ----------
@@ -213,17 +215,26 @@ class _Places:
             return "has no memory (it is on the device meta): call .to_empty(device=...) first"
         return None
 
-    def memory(self, name: str, dtype: str) -> Any | None:
-        """Return a tensor's bytes, if those of the file can go there as they are."""
+    def room(self, name: str, dtype: str) -> Room | None:
+        """Return a tensor's memory, if the bytes of the file can go there as they are."""
         tensor = self._tensors[name]
+        on_host = tensor.device.type == "cpu"
         straight = (
-            tensor.device.type == "cpu"
+            (on_host or FRAME.reaches(tensor.device))
             and tensor.is_contiguous()
             and not tensor.is_conj()
             and not tensor.is_neg()
             and dtype_code(tensor.dtype) == dtype
         )
-        return as_bytes(tensor).numpy() if straight else None
+        if not straight:
+            return None
+        memory = as_bytes(tensor)
+        return Room(memory.numpy() if on_host else memory, tensor.data_ptr(), memory.numel())
+
+    def device(self, name: str) -> torch.device | None:
+        """Return the device that a tensor is on, if the core reaches it."""
+        device = self._tensors[name].device
+        return device if FRAME.reaches(device) else None
 
     def copy(self, name: str, array: torch.Tensor) -> None:
         """Copy what was read into a tensor, as its type and to its device."""

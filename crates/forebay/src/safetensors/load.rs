@@ -169,8 +169,8 @@ pub(super) fn is_checked(file: &OpenedFile) -> bool {
     file.header.checksums() == ChecksumState::Ours
 }
 
-/// Takes note of a file whose checksums say nothing.
-pub(super) fn note_unverified(handle: &Handle, file: &OpenedFile) {
+/// Takes note of a file that was loaded, if its checksums say nothing: a fallback of the handle's.
+pub fn note_unverified(handle: &Handle, file: &OpenedFile) {
     if file.header.checksums() == ChecksumState::Stale {
         handle.note_fallback(&format!(
             "{} is not verified: its checksums were copied from another file by the library that \

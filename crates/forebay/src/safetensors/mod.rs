@@ -51,7 +51,7 @@ pub use dtype::Dtype;
 pub(crate) use header::open as open_file;
 pub use header::{CHECKSUM_KEY, ChecksumState, HEADER_BYTES_MAX, Header, TensorInfo};
 pub use index::Index;
-pub use load::{LoadOptions, load};
+pub use load::{LoadOptions, load, note_unverified};
 pub use plan::{LoadPlan, Placed, PlanOptions};
 pub(crate) use replaced::{followed, take_after};
 pub use save::{SaveOptions, TensorData, TensorWriter, save};
