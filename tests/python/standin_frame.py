@@ -29,7 +29,7 @@ class Allocation:
         self.address = frame.standin.allocate(device, max(length, 1))
         frame.held_bytes += length
         frame.held_bytes_max = max(frame.held_bytes_max, frame.held_bytes)
-        weakref.finalize(self, frame.free, self.address, length)
+        weakref.finalize(self, frame.free, device, self.address, length)
 
 
 class Bytes:
@@ -102,7 +102,9 @@ class StandinFrame:
         self.moved: list[int] = []
         """Lengths of what came to a device by way of an array of the host."""
 
-    def free(self, address: int, length: int) -> None:
+    def free(self, device: int, address: int, length: int) -> None:
+        """Free memory once the frame's own stream is done with it: Forebay's have to be by then."""
+        self.standin.synchronize(device, self.streams[device])
         self.standin.free(address)
         self.held_bytes -= length
 

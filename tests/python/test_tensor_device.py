@@ -14,9 +14,10 @@ from conftest import pattern
 from forebay._tensor_files import load as loading
 from forebay._tensor_files.device import shelves_of
 from forebay._tensor_files.file import OpenFile
-from forebay._tensor_files.into import IntoPlan, Room
+from forebay._tensor_files.into import IntoPlan
 from forebay._tensor_files.load import Wish
 from forebay._tensor_files.opened import TensorSlice
+from forebay._tensor_files.rooms import Room
 from forebay._tensor_files.source import Entry
 from forebay._tensor_files.stream import TensorStream
 from forebay.errors import ClosedError, DeviceError, MismatchError, OutOfMemoryError, TensorFileError

@@ -449,6 +449,14 @@ impl Handle {
         }
     }
 
+    /// Counts bytes that came from a device otherwise than by an operation.
+    pub(crate) fn note_device_bytes(&self, bytes: u64) {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() {
+            add(&runtime.counters.bytes_device, bytes);
+        }
+    }
+
     /// Fallbacks that were not reported yet, each once, for a log.
     pub fn notices(&self) -> Vec<String> {
         let runtime = self.runtime.load();

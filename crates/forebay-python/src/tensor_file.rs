@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffer::Memory;
+use crate::buffer::lent::Lenders;
 use crate::buffer::submit::Bytes;
 use crate::error::OrRaise;
 use crate::handle::Handle;
@@ -261,21 +262,21 @@ pub(crate) fn save_tensors(
 ) -> PyResult<()> {
     let durability = durability.parse::<Durability>().or_raise(py)?;
     let mut held = Vec::with_capacity(tensors.len());
+    let mut lenders = Lenders::default();
     for (name, dtype, shape, array) in tensors {
         let dtype = dtype.parse::<core::Dtype>().or_raise(py)?;
-        let bytes = Bytes::of(Memory::of(&array, false)?);
-        held.push((name, dtype, shape, bytes));
+        held.push((name, dtype, shape, lenders.take(&array)?));
     }
     let plain = handle.plain(py)?;
     let held = &held;
     interruptible(py, move |stop: &Stop| {
         let tensors: Vec<TensorData<'_>> = held
             .iter()
-            .map(|(name, dtype, shape, bytes)| TensorData {
+            .map(|(name, dtype, shape, array)| TensorData {
                 name,
                 dtype: *dtype,
                 shape,
-                bytes: bytes.as_slice(),
+                bytes: array.as_lent(),
             })
             .collect();
         let options = SaveOptions { durability, checksums, stop: stop.clone() };

@@ -8,21 +8,20 @@ where that leaves them well aligned, and copied out of it, on the device, where 
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay._tensor_files.batches import Batches, Piece
 from forebay._tensor_files.frame import byte_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    from forebay._tensor_files.frame import Frame
-    from forebay._tensor_files.source import Entry, OpenSource
+    from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
-__all__ = ["DeviceLoad", "Shelf", "shelves_of"]
+__all__ = ["DeviceLoad", "Files", "Maker", "Shelf", "shelves_of"]
 
 _SMALL_BYTES = 256 << 10
 """Tensors of this length and more have memory of their own."""
@@ -32,6 +31,41 @@ _SHELF_BYTES = 4 << 20
 
 _ALIGNMENT_BYTES = 16
 """Where tensors may begin in memory that they share: the widest access of a thread of a GPU."""
+
+
+class Files(Protocol):
+    """The files that tensors are in."""
+
+    def path(self, file: int) -> str:
+        """Return a file's name."""
+
+    def target(self, file: int) -> int | str:
+        """Return what to read a file from."""
+
+    def drive(self, file: int) -> int:
+        """Return the number of the drive that a file is on."""
+
+    def checksum(self, entry: Entry) -> int | None:
+        """Return the CRC32C of a tensor, if its file has one."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Say of what is read within that it is of other files, if it is."""
+
+    def note_unverified(self, handle: Handle, files: list[int]) -> None:
+        """Say of files that were read that their checksums say nothing, where that is so."""
+
+
+class Maker(Protocol):
+    """What makes arrays on a device; a :class:`Frame` does."""
+
+    def empty(self, length: int, device: Any) -> Any:
+        """Return bytes on a device."""
+
+    def clone(self, memory: Any) -> Any:
+        """Return a copy of bytes, on their device."""
+
+    def typed(self, memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return an array over bytes."""
 
 
 @dataclass
@@ -89,12 +123,12 @@ class DeviceLoad:
 
     Parameters
     ----------
-    source : OpenSource
-        The files.
-    frame : Frame
+    files : Files
+        What they are in.
+    maker : Maker
         What makes arrays on the device.
     device
-        The device, as the frame has it.
+        The device, as the maker has it.
     entries : sequence of Entry
         The tensors.
     verify : bool
@@ -107,20 +141,20 @@ class DeviceLoad:
 
     def __init__(
         self,
-        source: OpenSource,
-        frame: Frame,
+        files: Files,
+        maker: Maker,
         device: Any,
         entries: Sequence[Entry],
         verify: bool,
         handle: Handle,
         budget: int | None = None,
     ) -> None:
-        self._source = source
-        self._frame = frame
+        self._files = files
+        self._maker = maker
         self._device = device
         self._verify = verify
         self._handle = handle
-        self._files = sorted({entry.file for entry in entries})
+        self._numbers = sorted({entry.file for entry in entries})
         shelf_bytes = _SHELF_BYTES if budget is None else min(budget, _SHELF_BYTES)
         shelves = shelves_of(entries, shelf_bytes)
         longest = max((shelf.length for shelf in shelves), default=0)
@@ -132,12 +166,12 @@ class DeviceLoad:
 
         As for :meth:`Batches.take`, a failure or an interrupt takes nothing away.
         """
-        with self._source.reading():
+        with self._files.reading():
             batch = self._batches.take()
         if batch is not None:
             return [self._array(piece) for piece in batch if isinstance(piece, _Placed)]
         if self._verify:
-            self._source.note_unverified(self._handle, self._files)
+            self._files.note_unverified(self._handle, self._numbers)
         return None
 
     def close(self) -> None:
@@ -152,26 +186,25 @@ class DeviceLoad:
         """Take turns between drives, so that they work at the same time."""
         drives: dict[int, list[Shelf]] = {}
         for shelf in shelves:
-            descriptor = self._source.descriptors[shelf.entries[0][0].file]
-            drives.setdefault(os.fstat(descriptor).st_dev, []).append(shelf)
+            drive = self._files.drive(shelf.entries[0][0].file)
+            drives.setdefault(drive, []).append(shelf)
         for turn in itertools.zip_longest(*drives.values()):
             yield from (shelf for shelf in turn if shelf is not None)
 
     def _group(self, shelf: Shelf) -> list[Piece]:
-        memory = self._frame.empty(shelf.length, self._device)
+        memory = self._maker.empty(shelf.length, self._device)
         return [self._piece(memory, entry, position) for entry, position in shelf.entries]
 
     def _piece(self, memory: Any, entry: Entry, position: int) -> _Placed:
         length = byte_count(entry.dtype, entry.shape)
-        header = self._source.headers[entry.file]
         return _Placed(
             name=entry.name,
             memory=memory[position : position + length],
             length=length,
-            path=self._source.paths[entry.file],
-            file=self._source.descriptors[entry.file],
+            path=self._files.path(entry.file),
+            file=self._files.target(entry.file),
             offset=entry.offset,
-            checksum=header.checksum(entry.name) if self._verify else None,
+            checksum=self._files.checksum(entry) if self._verify else None,
             entry=entry,
             shelf=memory,
             position=position,
@@ -180,5 +213,5 @@ class DeviceLoad:
     def _array(self, piece: _Placed) -> tuple[Entry, Any]:
         memory = piece.memory
         if piece.position % _ALIGNMENT_BYTES:
-            memory = self._frame.clone(memory)
-        return piece.entry, self._frame.typed(memory, piece.entry.dtype, piece.entry.shape)
+            memory = self._maker.clone(memory)
+        return piece.entry, self._maker.typed(memory, piece.entry.dtype, piece.entry.shape)

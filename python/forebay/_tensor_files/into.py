@@ -7,9 +7,7 @@ memory of bounded size, on the device that it is for, and is copied.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay._arguments import parse_size
@@ -17,6 +15,7 @@ from forebay._tensor_files.batches import Batches, Piece
 from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import byte_count
 from forebay._tensor_files.load import Wish
+from forebay._tensor_files.rooms import Room, Rooms
 from forebay._tensor_files.shared import shared_handle
 from forebay._tensor_files.source import OpenSource
 from forebay._tensor_files.stream import DEFAULT_BUDGET, TensorStream
@@ -28,24 +27,7 @@ if TYPE_CHECKING:
     from forebay._tensor_files.source import Entry
     from forebay.handle import Handle
 
-__all__ = ["IntoPlan", "Places", "Room", "load_into"]
-
-@dataclass(frozen=True)
-class Room:
-    """Memory that bytes of a file can go to as they are.
-
-    Attributes
-    ----------
-    memory : array
-        What the core takes.
-    address, length : int
-        Where it is, and its bytes.
-    """
-
-    memory: Any
-    address: int
-    length: int
-
+__all__ = ["IntoPlan", "Places", "load_into"]
 
 class Places(Protocol):
     """Arrays that are loaded into, by name."""
@@ -85,7 +67,7 @@ class IntoPlan:
         self.unexpected: list[str] = []
         self._straight: list[Piece] = []
         self._copied: dict[Any | None, list[Entry]] = {}
-        self._taken: list[tuple[int, int]] = []
+        self._rooms = Rooms()
         self._files: set[int] = set()
         self._source = OpenSource(source)
         problems: list[str] = []
@@ -110,28 +92,15 @@ class IntoPlan:
         self._frame.check(entry.dtype, entry.shape)
         self.found.add(name)
         room = self._places.room(name, entry.dtype)
-        if room is None or not self._take(room):
+        if room is None or not self._rooms.take(room):
             self._copied.setdefault(self._places.device(name), []).append(entry)
             return
-        checksum = self._source.headers[entry.file].checksum(name) if self._wish.verify else None
-        descriptor = self._source.descriptors[entry.file]
+        checksum = self._source.checksum(entry) if self._wish.verify else None
+        descriptor = self._source.target(entry.file)
         self._straight.append(
             Piece(name, room.memory, room.length, path, descriptor, entry.offset, checksum)
         )
         self._files.add(entry.file)
-
-    def _take(self, room: Room) -> bool:
-        """Whether no other tensor is read into the same memory: the order would be by chance."""
-        begin, end = room.address, room.address + room.length
-        place = bisect.bisect(self._taken, (begin, end))
-        before = self._taken[place - 1][1] if place else 0
-        after = self._taken[place][0] if place < len(self._taken) else end
-        if begin == end:
-            return True
-        if before > begin or after < end:
-            return False
-        self._taken.insert(place, (begin, end))
-        return True
 
     def run(self, handle: Handle | None) -> None:
         """Load."""

@@ -72,6 +72,22 @@ class OpenSource:
             raise
         self.core.check_unchanged()
 
+    def path(self, file: int) -> str:
+        """Return a file's name."""
+        return self.paths[file]
+
+    def target(self, file: int) -> int:
+        """Return a file's descriptor."""
+        return self.descriptors[file]
+
+    def drive(self, file: int) -> int:
+        """Return the number of the drive that a file is on."""
+        return os.fstat(self.descriptors[file]).st_dev
+
+    def checksum(self, entry: Entry) -> int | None:
+        """Return the CRC32C of a tensor, if its file has one that counts."""
+        return self.headers[entry.file].checksum(entry.name)
+
     def note_unverified(self, handle: Handle, files: Iterable[int]) -> None:
         """Say of files that were read that their checksums say nothing, where that is so."""
         for file in files:

@@ -156,8 +156,9 @@ class Checkpointer:
         them use, and takes longer to return. What it met later is raised by waiting for it, or else
         by the next save or :meth:`close`.
 
-        Tensors that aren't contiguous, or are on another device than the CPU, are first copied to
-        ordinary memory, beside the budget.
+        Tensors on CUDA devices are copied to pinned memory of the budget, on streams of Forebay's
+        own and behind the current ones. Tensors that aren't contiguous are first copied on their
+        device; those on other devices to ordinary memory, beside the budget.
 
         Returns
         -------
@@ -182,7 +183,12 @@ class Checkpointer:
 
     # Loading
 
-    def load(self, step: SupportsIndex | None = None, into: Any = None) -> Any:
+    def load(
+        self,
+        step: SupportsIndex | None = None,
+        into: Any = None,
+        device: str | int | None = None,
+    ) -> Any:
         """Return a state that was saved.
 
         Saves under way are waited for first.
@@ -195,13 +201,18 @@ class Checkpointer:
             Tensors to fill, at the places where the checkpoint has tensors of the same shape and
             type; what it has besides is loaded anew. Files are checked and taken one after the
             other: where one is damaged, tensors of those before it have been filled. Without
-            ``into``, the tensors of a file share memory, which goes with the last of them.
+            ``into``, the tensors of a file share memory, which goes with the last of them. Tensors
+            on a CUDA device are read straight into place: of a damaged file, those may have been
+            overwritten.
+        device : str or int, optional
+            Where torch tensors go that aren't in ``into``, such as ``"cuda:1"``: the CPU if not
+            given.
 
         Returns
         -------
         nested state
-            Torch tensors come back as torch tensors on the CPU, numpy arrays as numpy arrays, with
-            the tensors of ``into`` in their places. Tensors that shared their memory wholly do so
+            Torch tensors come back as torch tensors, numpy arrays as numpy arrays, with the tensors
+            of ``into`` in their places. Tensors that shared their memory wholly do so
             again.
 
         Raises
@@ -218,7 +229,7 @@ class Checkpointer:
         self._refuse_closed()
         number = None if step is None else self._begin(step)
         self._core.wait_idle()
-        return self._read(number, self._verify, lambda reader: self._load(reader, into))
+        return self._read(number, self._verify, lambda reader: self._load(reader, into, device))
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare everything of a checkpoint with its checksums, within a few MiB of memory.
@@ -238,8 +249,8 @@ class Checkpointer:
         self._core.wait_idle()
         self._read(number, True, _verify)
 
-    def _load(self, reader: CheckpointReader, into: Any) -> Any:
-        return load(reader, into, self._allow_pickle)
+    def _load(self, reader: CheckpointReader, into: Any, device: Any) -> Any:
+        return load(reader, into, device, self._allow_pickle, self._verify)
 
     def _read(self, step: int | None, verify: bool, read: Callable[[CheckpointReader], Any]) -> Any:
         """Read a checkpoint; again if another process has replaced or removed it meanwhile."""

@@ -9,9 +9,9 @@ import numpy as np
 from forebay._tensor_files import into
 from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
-from forebay._tensor_files.into import Room
 from forebay._tensor_files.load import LoadPlan, Wish
 from forebay._tensor_files.opened import is_mapped
+from forebay._tensor_files.rooms import Room
 from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
 from forebay.errors import InvalidInputError
 from forebay.numpy.frame import FRAME, dtype_code

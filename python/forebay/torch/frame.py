@@ -8,7 +8,7 @@ import torch
 
 from forebay._tensor_files.frame import NAMES, View
 from forebay.errors import InvalidInputError, TensorFileError, UnsupportedError
-from forebay.torch.tensors import parse_dtype, tensor_of
+from forebay.torch.tensors import parse_dtype, tensor_of, view_over
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,14 +103,7 @@ class _Torch:
         return memory.clone()
 
     def typed(self, memory: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        kind = self._dtype(dtype)
-        shape = packed(dtype, shape)
-        if memory.numel() == 0:
-            return torch.empty(shape, dtype=kind, device=memory.device)
-        # Not a view, so that a view of it refers to it, as in the host's memory.
-        tensor = torch.empty(0, dtype=kind, device=memory.device)
-        begin = memory.storage_offset() // kind.itemsize
-        return tensor.set_(memory.untyped_storage(), begin, shape)  # type: ignore[call-overload,no-any-return]
+        return view_over(memory, self._dtype(dtype), packed(dtype, shape))
 
     def cast(self, array: torch.Tensor, code: str) -> torch.Tensor:
         return array.to(self._dtype(code))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay._tensor_files.into import Room
 from forebay._tensor_files.into import load_into as load_into_arrays
 from forebay._tensor_files.load import Wish
+from forebay._tensor_files.rooms import Room
 from forebay.errors import InvalidInputError
 from forebay.torch.frame import FRAME, dtype_code
 from forebay.torch.safetensors import load_file, save_file

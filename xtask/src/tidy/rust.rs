@@ -19,6 +19,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/forebay-io/src/handle.rs", "requests name memory by address"),
     ("crates/forebay-io/src/owned.rs", "requests name memory by address"),
     ("crates/forebay-io/src/syscalls.rs", "system calls that rustix doesn't wrap"),
+    ("crates/forebay-io/src/lent.rs", "copies from device memory"),
     ("crates/forebay-io/src/worker/bindings.rs", "registers memory with an engine"),
     ("crates/forebay-io/src/worker/copies.rs", "copies between staging blocks and device memory"),
     ("crates/forebay-io/src/worker/sums.rs", "reads the bytes of blocks"),

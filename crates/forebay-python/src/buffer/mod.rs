@@ -15,6 +15,7 @@
 pub(crate) mod cuda;
 mod dlpack;
 mod interface;
+pub(crate) mod lent;
 mod protocol;
 mod runs;
 pub(crate) mod submit;

@@ -160,6 +160,12 @@ impl Bytes {
         Self(memory)
     }
 
+    /// The address and the number of them, wherever they are.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.0.address.addr(), self.0.length)
+    }
+
+    /// Those of an array in the host's memory.
     pub(crate) fn as_slice(&self) -> &[u8] {
         if self.0.length == 0 {
             return &[];

@@ -35,6 +35,7 @@ pub mod header;
 pub mod index;
 mod json;
 pub mod load;
+mod outgoing;
 mod pieces;
 pub mod plan;
 mod replaced;
