@@ -98,7 +98,7 @@ class Handle:
         whole_file: bool,
         priority: str,
         durability: str | None,
-        checksums: bool,
+        checksums: bool = False,
     ) -> Operation: ...
     def run(
         self,

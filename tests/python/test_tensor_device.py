@@ -12,15 +12,23 @@ import forebay
 import forebay.numpy as faces
 from conftest import pattern
 from forebay._tensor_files import load as loading
-from forebay._tensor_files.device import shelves_of
+from forebay._tensor_files.device import DeviceLoad, shelves_of
 from forebay._tensor_files.file import OpenFile
 from forebay._tensor_files.into import IntoPlan
 from forebay._tensor_files.load import Wish
 from forebay._tensor_files.opened import TensorSlice
 from forebay._tensor_files.rooms import Room
-from forebay._tensor_files.source import Entry
+from forebay._tensor_files.source import Entry, OpenSource
 from forebay._tensor_files.stream import TensorStream
-from forebay.errors import ClosedError, DeviceError, MismatchError, OutOfMemoryError, TensorFileError
+from forebay.errors import (
+    ClosedError,
+    DeviceError,
+    InvalidInputError,
+    MismatchError,
+    OutOfMemoryError,
+    TensorFileError,
+)
+from forebay.numpy.frame import FRAME as HOST
 from forebay.numpy.frame import dtype_code
 from standin_frame import Array, StandinFrame
 
@@ -198,7 +206,7 @@ def test_a_flipped_bit_is_found_named_and_not_handed_out(
 ) -> None:
     path, wanted = tmp_path / "model.safetensors", tensors()
     faces.save_file(wanted, path)
-    with OpenFile(str(path), Wish(), small)._source.reading():  # noqa: SLF001 (where it is)
+    with OpenFile(str(path), Wish(), small)._source.reading():
         offset = OpenFile(str(path), Wish(), small).entry(name).offset
     with path.open("r+b") as file:
         file.seek(offset)
@@ -208,12 +216,14 @@ def test_a_flipped_bit_is_found_named_and_not_handed_out(
     with pytest.raises(MismatchError, match=name.replace(".", r"\.")) as caught:
         loading.load(path, frame, Wish(device="cuda:0"), small)
     assert str(path) in str(caught.value)
-    handed = []
+    handed: list[str] = []
+    stream = TensorStream(path, frame, Wish(device="cuda:0"), small, 1.0)
     with pytest.raises(MismatchError, match="saved"):
-        for found, array in TensorStream(path, frame, Wish(device="cuda:0"), small, 1.0):
-            handed.append(found)
-            del array
+        handed += (found for found, _ in stream)
     assert name not in handed
+    with pytest.raises(MismatchError, match="saved"):
+        next(stream)
+    stream.close()
     found = loading.load(path, frame, Wish(device="cuda:0", verify=False), small)
     assert found["wide"].host().tobytes() == wanted["wide"].tobytes()
 
@@ -276,8 +286,8 @@ class _Places:
         array = self.arrays.get(name)
         return None if array is None else array.shape
 
-    def problem(self, name: str) -> str | None:
-        del name
+    def problem(self, name: str, dtype: str) -> str | None:
+        del name, dtype
         return None
 
     def room(self, name: str, dtype: str) -> Room | None:
@@ -292,7 +302,7 @@ class _Places:
     def copy(self, name: str, array: Array) -> None:
         self.copied.append(name)
         target = self.arrays[name]
-        kind = StandinFrame.over(None, np.empty(0, np.uint8), target.dtype, (0,)).dtype  # type: ignore[arg-type]
+        kind = HOST.over(np.empty(0, np.uint8), target.dtype, (0,)).dtype
         target.memory.write(array.host().astype(kind).tobytes())
 
 
@@ -339,3 +349,161 @@ def test_numpy_has_no_devices(tmp_path: Path) -> None:
     faces.save_file({"a": pattern(10)}, path)
     with pytest.raises(TensorFileError, match="numpy has no device 'cuda:0'"):
         forebay.numpy.safe_open(path, "np", "cuda:0")
+
+
+# Faces
+
+
+class _CudaArray:
+    """An array that numpy's face takes by its CUDA array interface alone."""
+
+    def __init__(self, array: Array, **changes: Any) -> None:
+        self._array = array
+        self._changes = changes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        kind = HOST.over(np.empty(0, np.uint8), self._array.dtype, (0,)).dtype
+        interface = self._array.memory.__cuda_array_interface__
+        interface |= {"shape": self._array.shape, "typestr": kind.str}
+        return interface | self._changes
+
+
+def test_arrays_with_the_cuda_array_interface_are_loaded_into(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path, wanted = tmp_path / "model.safetensors", tensors()
+    faces.save_file(wanted, path)
+    arrays = {
+        name: frame.array(1, np.zeros_like(items), dtype_code(items.dtype))
+        for name, items in wanted.items()
+    }
+    target: dict[str, Any] = {name: _CudaArray(array) for name, array in arrays.items()}
+    target["wide"] = np.zeros_like(wanted["wide"])
+    assert faces.load_into(target, path, handle=small) == ([], [])
+    assert target["wide"].tobytes() == wanted["wide"].tobytes()
+    del arrays["wide"]
+    same(arrays, {name: items for name, items in wanted.items() if name != "wide"})
+
+
+def test_arrays_on_devices_that_cannot_be_loaded_into_are_named_before_any_is(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path, items = tmp_path / "model.safetensors", pattern(64, 5).view(np.float32).reshape(4, 4)
+    faces.save_file({"a": items, "b": items}, path)
+    array = frame.array(0, np.zeros_like(items), "F32")
+    for changes, text in [
+        ({"data": (array.memory.address, True)}, "read-only"),
+        ({"typestr": "<f2"}, "F16 on a device"),
+        ({"strides": (4, 16)}, "isn't contiguous"),
+        ({"shape": (2, 8)}, "shape"),
+    ]:
+        target = {"a": _CudaArray(array), "b": _CudaArray(array, **changes)}
+        with pytest.raises(InvalidInputError, match=f"'b'.*{text}"):
+            faces.load_into(target, path, handle=small)
+    assert not array.host().any()
+
+
+def test_torch_makes_tensors_over_what_was_loaded(small: forebay.Handle, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from forebay.torch import save_file
+    from forebay.torch.frame import FRAME
+
+    random = torch.Generator().manual_seed(1)
+    wanted = {f"{index:03}": torch.rand(index, generator=random) for index in range(60)}
+    wanted["odd"] = torch.arange(7, dtype=torch.uint8)
+    wanted["half"] = torch.rand(3, 5, generator=random).to(torch.bfloat16)
+    wanted["large"] = torch.rand(2000, 300, generator=random)
+    wanted["none"] = torch.empty(0, 3)
+    wanted["scalar"] = torch.tensor(2.5, dtype=torch.float64)
+    path = tmp_path / "model.safetensors"
+    save_file(wanted, path)
+    source = OpenSource(path)
+    # The memory of the CPU takes the place of a device's: torch has no other here.
+    load = DeviceLoad(source, FRAME, torch.device("cpu"), source.entries(None), True, small)
+    found = {entry.name: tensor for entry, tensor in load}
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+        assert found[name].data_ptr() % 16 == 0
+        assert not found[name]._is_view()
+    assert found["large"].untyped_storage().nbytes() == wanted["large"].nbytes
+    assert FRAME.cast(found["half"], "F32").dtype == torch.float32
+    copy = FRAME.clone(FRAME.empty(5, torch.device("cpu")))
+    assert copy.shape == (5,)
+
+
+def test_torch_says_which_devices_the_core_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from forebay.torch.frame import FRAME
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert FRAME.reaches(torch.device("cuda:1"))
+    assert not FRAME.reaches(torch.device("xpu"))
+    assert not FRAME.reaches(torch.device("cpu"))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not FRAME.reaches(torch.device("cuda:1"))
+
+
+def test_a_model_on_a_device_is_loaded_into_place_unless_a_module_has_a_way_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from forebay.torch import load_model, model, save_model
+
+    # The CPU takes the place of a device: it is only asked where tensors go.
+    class Reached:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(FRAME, name)
+
+        def reaches(self, device: Any) -> bool:
+            return device.type == "cpu"
+
+    from forebay.torch.frame import FRAME
+
+    loaded: list[Any] = []
+    monkeypatch.setattr(model, "FRAME", Reached())
+    monkeypatch.setattr(model, "load_file", lambda *_, **__: loaded.append(1) or {})
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(30, 30)
+            self.second = torch.nn.Linear(30, 30)
+            self.second.weight = self.first.weight
+
+    path, ours, theirs = tmp_path / "model.safetensors", Tied(), Tied()
+    save_model(theirs, path)
+    weight = ours.first.weight.data_ptr()
+    assert load_model(ours, path) == (set(), [])
+    assert ours.first.weight.data_ptr() == weight
+    assert all(
+        torch.equal(mine, other)
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
+    assert loaded == []
+    ours.third = torch.nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match=r"no 'third\.bias', 'third\.weight'"):
+        load_model(ours, path)
+    assert load_model(ours, path, strict=False) == ({"third.weight", "third.bias"}, [])
+    with pytest.raises(RuntimeError, match="shape"):
+        load_model(torch.nn.ModuleDict({"first": torch.nn.Linear(3, 3)}), path, strict=False)
+    assert loaded == []
+    load_model(torch.nn.BatchNorm1d(3), path, strict=False)
+    assert loaded == [1]
+
+
+def test_files_read_ahead_go_to_the_device(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    from forebay.transformers.ahead import _AheadFile
+
+    path, wanted = tmp_path / "model.safetensors", tensors()
+    faces.save_file(wanted, path)
+    file = _AheadFile(str(path), Wish(), small)
+    before = small.stats()["operations"]
+    same({name: file.whole(frame, name, 1) for name in wanted}, wanted)
+    assert small.stats()["operations"] - before < 5, "neighbours come together"
+    assert frame.moved == []

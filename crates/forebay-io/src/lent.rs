@@ -78,7 +78,11 @@ impl<'a> DeviceBytes<'a> {
     /// If there aren't that many.
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.length, "{range:?} of {}", self.length);
+        assert!(
+            range.start <= range.end && range.end <= self.length,
+            "{range:?} of {}",
+            self.length
+        );
         let (address, length) = (self.address + range.start, range.end - range.start);
         Self { address, length, ..*self }
     }
@@ -294,14 +298,18 @@ mod tests {
         fn end(self) {
             let Self { contexts, streams, memory, standin } = self;
             drop(contexts);
-            memory.into_iter().for_each(|memory| standin.free(memory));
-            streams.into_iter().for_each(|stream| standin.end(stream));
+            for memory in memory {
+                standin.free(memory);
+            }
+            for stream in streams {
+                standin.end(stream);
+            }
             assert_eq!(standin.violations(), Vec::<String>::new());
         }
     }
 
     fn pattern(seed: u8) -> Vec<u8> {
-        (0..LENGTH).map(|index| (index % 251) as u8 ^ seed).collect()
+        (0..=250).cycle().take(LENGTH).map(|byte: u8| byte ^ seed).collect()
     }
 
     fn room() -> PoolBuffer {
@@ -315,10 +323,9 @@ mod tests {
         let mut gather = Gather::new(&handle);
         let mut memory = room();
         for round in 0..3 {
-            for device in 0..2 {
+            for (device, seed) in [(0, round), (1, round + 10)] {
                 let address = rig.memory[device] + 1;
-                let content = pattern(round + 10 * device as u8);
-                rig.standin.kernel_write(rig.streams[device], address, &content);
+                rig.standin.kernel_write(rig.streams[device], address, &pattern(seed));
             }
             let behind = rig.behind();
             let (first, second) = (rig.bytes(&behind, 0), rig.bytes(&behind, 1));
@@ -350,8 +357,7 @@ mod tests {
                     let behind = rig.behind();
                     // Freed in each round: the stand-in says so if a copy may still use it.
                     let mut memory = room();
-                    let copies =
-                        [(0, rig.bytes(&behind, 0)), (LENGTH, rig.bytes(&behind, 1))];
+                    let copies = [(0, rig.bytes(&behind, 0)), (LENGTH, rig.bytes(&behind, 1))];
                     let copied = gather.copy_while(memory.as_mut_slice(), &copies, || ());
                     failures += usize::from(copied.is_err());
                 }

@@ -57,7 +57,7 @@ impl Handle {
 
     /// Starts an operation over `(array, path or descriptor, offset)` items.
     #[expect(clippy::too_many_arguments, reason = "what holds of a request")]
-    #[pyo3(signature = (store, items, whole_file, priority, durability, checksums))]
+    #[pyo3(signature = (store, items, whole_file, priority, durability, checksums=false))]
     fn submit(
         &self,
         py: Python<'_>,

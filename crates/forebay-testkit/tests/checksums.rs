@@ -169,8 +169,7 @@ fn what_failed_or_did_not_ask_has_no_checksums() {
     let mut memory = vec![0; FILE_BYTES];
     let address = memory.as_mut_ptr();
     let handle = Handle::new(options(EngineKind::Threads, DirectMode::Auto)).unwrap();
-    let silent =
-        Request { checksums: false, ..request(Direction::Load, &path, address, &places) };
+    let silent = Request { checksums: false, ..request(Direction::Load, &path, address, &places) };
     // SAFETY: the memory is there until the end of the test.
     let operation = unsafe { handle.submit(silent) }.unwrap();
     operation.wait().unwrap();

@@ -466,7 +466,8 @@ fn what_cannot_be_saved_leaves_the_old_file_and_nothing_else() {
     let path = directory.path().join("m.safetensors");
     let handle = handle();
     fs::write(&path, "before").unwrap();
-    let wrong = TensorData { name: "w", dtype: Dtype::F32, shape: &[3], bytes: Lent::Host(&[0; 11]) };
+    let wrong =
+        TensorData { name: "w", dtype: Dtype::F32, shape: &[3], bytes: Lent::Host(&[0; 11]) };
     let twice = TensorData { name: "w", dtype: Dtype::U8, shape: &[1], bytes: Lent::Host(&[0]) };
     for tensors in [vec![wrong], vec![twice, twice]] {
         let error = save(&handle, &path, &tensors, None, &SaveOptions::default()).unwrap_err();

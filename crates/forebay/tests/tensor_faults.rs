@@ -32,7 +32,8 @@ fn faulty(plan: FaultPlan) -> Handle {
 
 fn save_one(handle: &Handle, path: &Path, bytes: &[u8]) -> Result<()> {
     let shape = [bytes.len() as u64];
-    let tensor = TensorData { name: "w", dtype: Dtype::U8, shape: &shape, bytes: Lent::Host(bytes) };
+    let tensor =
+        TensorData { name: "w", dtype: Dtype::U8, shape: &shape, bytes: Lent::Host(bytes) };
     save(handle, path, &[tensor], None, &SaveOptions::default())
 }
 

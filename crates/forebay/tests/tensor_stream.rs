@@ -41,7 +41,12 @@ fn save_all(handle: &Handle, path: &Path) {
     let data: Vec<_> = all
         .iter()
         .zip(&shapes)
-        .map(|((name, bytes), shape)| TensorData { name, dtype: Dtype::U8, shape, bytes: Lent::Host(bytes) })
+        .map(|((name, bytes), shape)| TensorData {
+            name,
+            dtype: Dtype::U8,
+            shape,
+            bytes: Lent::Host(bytes),
+        })
         .collect();
     save(handle, path, &data, None, &SaveOptions::default()).unwrap();
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import ForebayError, MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from forebay.handle import Handle
     from forebay.operation import Operation
@@ -69,7 +69,7 @@ class Batches:
     ----------
     handle : Handle
         What reads.
-    groups : iterable of list of Piece
+    groups : iterable of sequence of Piece
         Pieces that go in one request. Asked for when there is room for a further request, so that
         memory may be made then.
     budget, longest : int, optional
@@ -79,7 +79,7 @@ class Batches:
     def __init__(
         self,
         handle: Handle,
-        groups: Iterable[list[Piece]],
+        groups: Iterable[Sequence[Piece]],
         budget: int | None = None,
         longest: int = 0,
     ) -> None:

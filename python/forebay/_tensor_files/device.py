@@ -88,16 +88,11 @@ class Shelf:
         last, position = self.entries[-1]
         follows = entry.offset - last.offset == self.length - position
         small = max(length, self.length - position) < _SMALL_BYTES
-        return (
-            follows
-            and small
-            and entry.file == last.file
-            and self.length + length <= shelf_bytes
-        )
+        return follows and small and entry.file == last.file and self.length + length <= shelf_bytes
 
 
 def shelves_of(entries: Sequence[Entry], shelf_bytes: int) -> list[Shelf]:
-    """Return which tensors share memory, of at most so many bytes, in the order that they come in."""
+    """Return which tensors share memory, of at most so many bytes, in their order."""
     shelves: list[Shelf] = []
     for entry in entries:
         length = byte_count(entry.dtype, entry.shape)

@@ -61,9 +61,7 @@ class OpenFile:
                     yield name, frame.move(array, device, self.entry(name).dtype)
             return
         entries = [self.entry(name) for name in (self.header.names if names is None else names)]
-        arrays = DeviceLoad(
-            self._source, frame, device, entries, self._wish.verify, self._handle
-        )
+        arrays = DeviceLoad(self._source, frame, device, entries, self._wish.verify, self._handle)
         with contextlib.closing(arrays):
             yield from ((entry.name, array) for entry, array in arrays)
 

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["IntoPlan", "Places", "load_into"]
 
+
 class Places(Protocol):
     """Arrays that are loaded into, by name."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape that an array has in a file, or None if it isn't there."""
 
-    def problem(self, name: str) -> str | None:
-        """Return why an array can't be loaded into, if it can't."""
+    def problem(self, name: str, dtype: str) -> str | None:
+        """Return why an array can't be loaded into from a type of the format, if it can't."""
 
     def room(self, name: str, dtype: str) -> Room | None:
         """Return an array's memory, if the bytes of the file can go there as they are."""
@@ -83,7 +84,7 @@ class IntoPlan:
             self.unexpected.append(name)
             return
         path = self._source.paths[entry.file]
-        problem = self._places.problem(name)
+        problem = self._places.problem(name, entry.dtype)
         if here != entry.shape:
             problem = f"has shape {entry.shape} in {path} and {here} here"
         if problem is not None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadPlan", "Wish", "load", "plan", "straight"]
 
 _WINDOW_BYTES = 256 << 20
-"""Memory that what is cast or goes to another device streams through, unless one tensor needs more."""
+"""Memory that what is cast or goes to another device streams through; more for a long tensor."""
 
 _TENSORS_AHEAD = 2
 """How many of the longest tensor the window has room for: one is cast while the next is read."""
@@ -184,9 +184,7 @@ def straight(
 
 def _to_device(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
     frame = work.frame
-    arrays = DeviceLoad(
-        work.source, frame, work.device, work.entries, work.wish.verify, handle
-    )
+    arrays = DeviceLoad(work.source, frame, work.device, work.entries, work.wish.verify, handle)
     with contextlib.closing(arrays):
         for entry, array in arrays:
             code = work.codes[entry.name]

@@ -181,21 +181,21 @@ class NumpyState:
             memory = memory.copy()
         return memory.view(dtype).reshape(shape)
 
-    def parse_device(self, device: Any) -> None:  # noqa: ARG002 (arrays stay on the host)
+    def parse_device(self, device: Any) -> None:
         """Return None: arrays are in the host's memory, whatever tensors of others are on."""
 
     def reaches(self, device: Any) -> bool:  # noqa: ARG002 (as above)
         """Return that there is none."""
         return False
 
-    def device(self, tensor: Any) -> None:  # noqa: ARG002 (as above)
+    def device(self, tensor: Any) -> None:
         """Return None: arrays are in the host's memory."""
 
     def move(self, tensor: Any, device: Any) -> Any:  # noqa: ARG002 (as above)
         """Return the array."""
         return tensor
 
-    def room(self, tensor: Any) -> None:  # noqa: ARG002 (as above)
+    def room(self, tensor: Any) -> None:
         """Return None: it is on no device."""
 
     def empty(self, length: int, device: Any) -> Any:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(
-    reader: CheckpointReader, into: Any, device: Any, allow_pickle: bool, verify: bool
-) -> Any:
+def load(reader: CheckpointReader, into: Any, device: Any, allow_pickle: bool, verify: bool) -> Any:
     """Return the state of an open checkpoint.
 
     Parameters
@@ -132,10 +130,8 @@ class _Loader:
         found = []
         for (title, device), places in sites.items():
             framework = framework_named(title)
-            memory = None
-            if device is not None:
-                memory, places = self._room(framework, places)
-            found.append(Wanted(entry, framework, device, memory, self._taker(places)))
+            memory, others = (None, places) if device is None else self._room(framework, places)
+            found.append(Wanted(entry, framework, device, memory, self._taker(others)))
         return found
 
     def _site(self, place: Place) -> tuple[Framework, Any | None]:

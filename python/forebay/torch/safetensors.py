@@ -37,7 +37,8 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """Load tensors: all of a file, or some; cast or not; of one file or of a sharded model.
 
-    On the CPU, tensors are views of few regions of memory, which stay for as long as one of them does.
+    On the CPU, tensors are views of few regions of memory, which stay for as long as one of them
+    does.
 
     Parameters
     ----------
@@ -45,9 +46,9 @@ def load_file(
         A file, a ``model.safetensors.index.json``, the directory of a model, or several files,
         which are read at the same time, best from a drive each.
     device : str or int
-        Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU. To a CUDA device, tensors go straight
-        from the drive through staging blocks of bounded size; small neighbours in a file share
-        memory there, of 4 MiB at the most.
+        Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU. To a CUDA device, tensors go
+        straight from the drive through staging blocks of bounded size; small neighbours in a file
+        share memory there, of 4 MiB at the most.
     backend : {"mmap", "pread"}
         ``"mmap"`` takes what the page cache has from there, without a copy, as ``safetensors``
         does; the rest is read. Other programs that write to the file in place change the tensors

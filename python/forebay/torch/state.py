@@ -123,9 +123,8 @@ class TorchState:
         shape = shape_of(plain, dtype.itemsize)
         if isinstance(memory, torch.Tensor):
             return view_over(memory, dtype, shape)
-        if memory.size and memory.ctypes.data % dtype.itemsize:
-            memory = memory.copy()
-        return tensor_of(memory, dtype, shape)
+        is_aligned = memory.size == 0 or memory.ctypes.data % dtype.itemsize == 0
+        return tensor_of(memory if is_aligned else memory.copy(), dtype, shape)
 
     def refuse_target(self, tensor: torch.Tensor) -> None:
         """Raise an error if a tensor's elements share memory, so that they can't be filled."""

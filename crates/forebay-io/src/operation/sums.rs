@@ -67,8 +67,7 @@ struct Run {
 impl Run {
     /// This run, and the one that follows it.
     fn with(self, next: Self) -> Self {
-        let checksum =
-            crc32c_combine(self.checksum, next.checksum, (next.end - next.start) as u64);
+        let checksum = crc32c_combine(self.checksum, next.checksum, (next.end - next.start) as u64);
         Self { start: self.start, end: next.end, checksum }
     }
 }
@@ -109,7 +108,9 @@ impl Sums {
     /// The checksum of each part, once all bytes have passed.
     pub(crate) fn all(&self) -> Vec<u32> {
         let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        runs.iter().map(|runs| runs.first().map_or_else(|| crc32c(&[]), |run| run.checksum)).collect()
+        runs.iter()
+            .map(|runs| runs.first().map_or_else(|| crc32c(&[]), |run| run.checksum))
+            .collect()
     }
 }
 
@@ -143,8 +144,7 @@ mod tests {
     /// A request of parts that begin `gaps` bytes behind the end of the one before.
     fn request(lengths: &[(usize, usize)]) -> Request {
         let address = std::ptr::without_provenance_mut(1 << 20);
-        let mut request =
-            Request::new(Direction::Load, Target::Path("file".into()), 0, address, 0);
+        let mut request = Request::new(Direction::Load, Target::Path("file".into()), 0, address, 0);
         request.parts.clear();
         let mut at = 0;
         for &(gap, length) in lengths {

@@ -46,9 +46,9 @@ pub mod stream;
 mod sums;
 pub mod verify;
 
-pub use forebay_io::{crc32c, crc32c_combine};
 pub use draft::{Draft, TensorSpec};
 pub use dtype::Dtype;
+pub use forebay_io::{crc32c, crc32c_combine};
 pub(crate) use header::open as open_file;
 pub use header::{CHECKSUM_KEY, ChecksumState, HEADER_BYTES_MAX, Header, TensorInfo};
 pub use index::Index;

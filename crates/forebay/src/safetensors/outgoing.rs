@@ -103,14 +103,13 @@ impl<'a> Pieces<'a> {
 
     /// The piece that has room.
     fn filling(&mut self, check: Check<'_>) -> Result<&mut Piece<'a>> {
-        let piece = match self.filling.take() {
-            Some(piece) => piece,
-            None => {
-                let memory = self.free(check)?;
-                let offset = self.offset;
-                self.offset += memory.len() as u64;
-                Piece { memory, filled: 0, offset, copies: Vec::new() }
-            }
+        let piece = if let Some(piece) = self.filling.take() {
+            piece
+        } else {
+            let memory = self.free(check)?;
+            let offset = self.offset;
+            self.offset += memory.len() as u64;
+            Piece { memory, filled: 0, offset, copies: Vec::new() }
         };
         Ok(self.filling.insert(piece))
     }
