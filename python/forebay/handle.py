@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
 from forebay import _forebay
 from forebay._arguments import Target, parse_offset, parse_seconds, parse_size, parse_target
-from forebay._endings import handles, report_unraisable
+from forebay._closing import Closing
+from forebay._endings import handles
 from forebay._pending import Pending
 from forebay.errors import (
     ClosedError,
     ForebayError,
-    ForebayWarning,
     InvalidInputError,
     OperationCancelledError,
     WaitTimeoutError,
@@ -25,7 +24,6 @@ from forebay.stripe import Stripe, parse_name, parse_stripe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from forebay._types import Stats
 
@@ -44,7 +42,7 @@ _LOGGED_MAX = 1024
 _logged: set[str] = set()
 
 
-class Handle:
+class Handle(Closing):
     """Moves arrays between files and memory.
 
     A handle can be used from any number of threads at once. Closing it, dropping it and the end
@@ -120,6 +118,8 @@ class Handle:
     True
     """
 
+    _unheard = "an operation failed and nobody waited for it"
+
     def __init__(
         self,
         engine: str = "auto",
@@ -182,8 +182,8 @@ class Handle:
             raise InvalidInputError("stripe_size is given without stripe, the directories")
         self._stripe = stripe
         self._pending = Pending()
-        self._closed = False
         self._core = _forebay.Handle(**options)
+        self._closed = False
         handles.add(self)
         self._log_notices()
         if stripe is not None:
@@ -433,30 +433,6 @@ class Handle:
             shape, dtype, like, timeout=timeout
         )
 
-    def __enter__(self) -> Handle:  # noqa: PYI034 (typing.Self is in 3.11)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            # The exception on its way is the one to see; failures of the handle are warned of.
-            try:
-                self.close_and_warn()
-            except ForebayWarning as warning:
-                # Warnings are errors here.
-                report_unraisable(warning, self)
-
-    def __del__(self) -> None:
-        # `__init__` may have failed before there was anything to close.
-        if not getattr(self, "_closed", True) and getattr(self, "_core", None) is not None:
-            self.close_and_warn()
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a handle can't be copied: make one in each process")
 
@@ -548,18 +524,6 @@ class Handle:
     def forget_pending(self) -> None:
         """Forget the parent's operations, in a forked child."""
         self._pending.reset()
-
-    def close_and_warn(self) -> None:
-        """Close, and warn of a failure that nobody waited for instead of raising it."""
-        try:
-            self.close()
-        except ForebayError as error:
-            warnings.warn(
-                f"an operation failed and nobody waited for it: {error}",
-                ForebayWarning,
-                stacklevel=3,
-                source=self,
-            )
 
     def _log_notices(self) -> None:
         _log_once(self._core.notices())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,6 +186,47 @@ def test_a_stream_reads_ahead_within_its_budget_on_the_device(
         }
     with pytest.raises(OutOfMemoryError, match=str(longest)):
         TensorStream(path, frame, Wish(device="cuda:0", budget=longest - 1), small, 1.0)
+
+
+def test_a_stream_passes_over_nothing_that_there_was_no_memory_for(
+    frame: StandinFrame,
+    small: forebay.Handle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "model.safetensors"
+    faces.save_file({str(index): pattern(1 << 20, index) for index in range(8)}, path)
+    empty, made = frame.empty, []
+
+    def refusing(length: int, device: int) -> Any:
+        made.append(length)
+        if len(made) == 5:
+            raise MemoryError("the device is full")
+        return empty(length, device)
+
+    monkeypatch.setattr(frame, "empty", refusing)
+    wish = Wish(device="cuda:0", budget=3 << 20)
+    with TensorStream(path, frame, wish, small, 1.0) as stream:
+        names = []
+        with pytest.raises(MemoryError):
+            names += (name for name, _ in stream)
+        with pytest.raises(MemoryError):
+            next(stream)
+    assert names == [str(index) for index in range(len(names))]
+
+
+def test_several_threads_take_from_one_stream(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path, wanted = tmp_path / "model.safetensors", tensors()
+    faces.save_file(wanted, path)
+    with (
+        TensorStream(path, frame, Wish(device="cuda:0"), small, 1.0) as stream,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        taken = [list(items) for items in pool.map(lambda _: list(stream), range(4))]
+    assert sum(map(len, taken)) == len(wanted)
+    same([item for items in taken for item in items], wanted)
 
 
 def test_a_stream_that_is_closed_early_leaves_nothing_under_way(

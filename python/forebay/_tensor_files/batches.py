@@ -92,12 +92,30 @@ class Batches:
             self._ahead = min(_BATCHES_AHEAD, max(1, budget // max(1, longest)))
             self._batch_bytes = min(_BATCH_BYTES, max(1, budget // self._ahead - longest))
         self._under_way: deque[tuple[Operation, list[Piece]]] = deque()
+        self._failure: BaseException | None = None
 
     def take(self) -> list[Piece] | None:
         """Return the next pieces, once they are there; None after the last.
 
-        What fails is raised again by the next call; an interrupt takes nothing away.
+        What fails is raised again by the next call: nothing is passed over. An interrupt of the
+        wait takes nothing away.
         """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._start()
+        except BaseException as error:
+            self._failure = error
+            raise
+        if not self._under_way:
+            return None
+        operation, batch = self._under_way[0]
+        operation.wait()
+        _compare(batch, operation.checksums)
+        self._under_way.popleft()
+        return batch
+
+    def _start(self) -> None:
         while len(self._under_way) < self._ahead:
             batch = self._next_batch()
             if not batch:
@@ -106,13 +124,6 @@ class Batches:
             checksums = any(piece.checksum is not None for piece in batch)
             operation = self._handle.load_many_async(items, checksums=checksums)
             self._under_way.append((operation, batch))
-        if not self._under_way:
-            return None
-        operation, batch = self._under_way[0]
-        operation.wait()
-        _compare(batch, operation.checksums)
-        self._under_way.popleft()
-        return batch
 
     def _next_batch(self) -> list[Piece]:
         batch: list[Piece] = []

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 from forebay import _forebay
 from forebay._arguments import parse_index, parse_seconds, parse_size, parse_target
-from forebay._endings import handles, report_unraisable
+from forebay._closing import Closing
+from forebay._endings import handles
 from forebay.checkpoint.encode import encode
 from forebay.checkpoint.load import load
 from forebay.checkpoint.saving import SaveOperation
 from forebay.errors import (
     ClosedError,
     FileMissingError,
-    ForebayError,
-    ForebayWarning,
     InvalidInputError,
     MismatchError,
     ShortFileError,
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from forebay._forebay import CheckpointReader
     from forebay.handle import Durability
@@ -42,7 +39,7 @@ _ATTEMPTS_MAX = 16
 _logger = logging.getLogger("forebay")
 
 
-class Checkpointer:
+class Checkpointer(Closing):
     """Saves states into a directory, in the background, and loads them.
 
     A state is nested dictionaries, lists and tuples of tensors (torch, numpy), numbers, text,
@@ -91,6 +88,8 @@ class Checkpointer:
     (42, np.float64(15.0))
     """
 
+    _unheard = "a save failed and nobody waited for it"
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -119,8 +118,8 @@ class Checkpointer:
             options["shard_bytes"] = parse_size(shard_size, "shard_size")
         self._verify = bool(verify)
         self._allow_pickle = bool(allow_pickle)
-        self._is_closed = False
         self._core = _forebay.Checkpointer(path, **options)
+        self._closed = False
         handles.add(self)
 
     # Saving
@@ -316,22 +315,10 @@ class Checkpointer:
         ForebayError
             What a save met that nobody has heard of.
         """
-        self._is_closed = True
+        self._closed = True
         self._core.wait_idle()
         self._core.trim()
         self._raise_failures()
-
-    def close_and_warn(self) -> None:
-        """Close, and warn of a failure that nobody waited for instead of raising it."""
-        try:
-            self.close()
-        except ForebayError as error:
-            warnings.warn(
-                f"a save failed and nobody waited for it: {error}",
-                ForebayWarning,
-                stacklevel=3,
-                source=self,
-            )
 
     def forget_pending(self) -> None:
         """Do nothing, in a forked child: the parent's saves are known to be the parent's."""
@@ -345,38 +332,14 @@ class Checkpointer:
         raise first
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
+        if self._closed:
             raise ClosedError("the checkpointer is closed: make another")
-
-    def __enter__(self) -> Checkpointer:  # noqa: PYI034 (typing.Self is in 3.11)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            # The exception on its way is the one to see; failures of saves are warned of.
-            try:
-                self.close_and_warn()
-            except ForebayWarning as warning:
-                # Warnings are errors here.
-                report_unraisable(warning, self)
-
-    def __del__(self) -> None:
-        # `__init__` may have failed before there was anything to close.
-        if not getattr(self, "_is_closed", True) and getattr(self, "_core", None) is not None:
-            self.close_and_warn()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a checkpointer can't be copied: make one in each process")
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ""
+        state = ", closed" if self._closed else ""
         return f"<forebay.checkpoint.Checkpointer of {self.directory}{state}>"
 
 
