@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -549,3 +550,21 @@ def test_files_read_ahead_go_to_the_device(
     same({name: file.whole(frame, name, 1) for name in wanted}, wanted)
     assert small.stats()["operations"] - before < 5, "neighbours come together"
     assert frame.moved == []
+
+
+def test_checksums_that_say_nothing_are_passed_over_with_a_notice(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    reference = pytest.importorskip("safetensors.numpy")
+    path, wanted = tmp_path / "model.safetensors", {"a": pattern(5000), "b": pattern(70_000, 2)}
+    faces.save_file(wanted, path)
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    reference.save_file(wanted | {"b": wanted["b"] ^ 1}, path, header["__metadata__"])
+    found = loading.load(path, frame, Wish(device="cuda:0"), small)
+    same(found, wanted | {"b": wanted["b"] ^ 1})
+    (notice,) = small.stats()["fallbacks"]
+    assert f"{path} is not verified" in notice
+    arrays = frame.array(0, np.zeros(70_000, np.uint8), "U8")
+    IntoPlan(_Places({"b": arrays}), path, frame, Wish(keys="b")).run(small)
+    assert small.stats()["fallbacks"] == {notice: 2}
