@@ -58,7 +58,8 @@ def small() -> Iterator[forebay.Handle]:
     """Return a handle whose staging blocks hold a small part of what tests load."""
     # Whatever else was to be in the host's memory would have no room.
     pool = forebay.Pool(3 * STAGING_BYTES)
-    with forebay.Handle(pool=pool, staging_bytes=STAGING_BYTES, block_size=1 << 20) as handle:
+    options = {"staging_bytes": STAGING_BYTES // 2, "device_staging_bytes": STAGING_BYTES}
+    with forebay.Handle(pool=pool, block_size=1 << 20, **options) as handle:
         yield handle
 
 

@@ -69,8 +69,10 @@ impl Handle {
         checksums: bool,
     ) -> PyResult<Operation> {
         let terms = terms(py, store, whole_file, priority, durability)?;
-        let job = Job::new(items, Terms { checksums, ..terms })?;
-        py.detach(|| self.start(job)).or_raise(py).map(Operation::new)
+        let mut job = Job::new(items, Terms { checksums, ..terms })?;
+        let run_lengths = job.take_run_lengths();
+        let operation = py.detach(|| self.start(job)).or_raise(py)?;
+        Ok(Operation::with_sums(operation, run_lengths))
     }
 
     /// As `submit`, and waits for it. An interrupt cancels it.

@@ -177,6 +177,8 @@ pub(crate) fn plan_load<'py>(
     answer.set_item("region_bytes", plan.region_bytes())?;
     answer.set_item("copied_bytes", plan.copied_bytes())?;
     answer.set_item("peak_bytes", plan.peak_bytes())?;
+    let device_staging_bytes = handle.plain(py)?.options().device_staging_bytes;
+    answer.set_item("device_staging_bytes", device_staging_bytes)?;
     Ok(answer)
 }
 

@@ -119,7 +119,7 @@ class _Work:
         self.stream_bytes += staging_bytes
         window_bytes = min(self.stream_bytes - staging_bytes, passing["region_bytes"])
         if self.reached:
-            window_bytes = 0
+            window_bytes, staging_bytes = 0, straight["device_staging_bytes"]
         kept = straight["region_bytes"] + self.cast_bytes
         planned = LoadPlan(
             files=tuple(self.source.paths),

@@ -18,6 +18,8 @@ pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, u64);
 pub(crate) struct Job {
     request: Request,
     keep: Vec<Py<PyAny>>,
+    /// The bytes of each run of each array, if their checksums are wanted.
+    run_lengths: Vec<Vec<u64>>,
 }
 
 // SAFETY: the addresses in `request` are those of memory that `keep` holds in place, which any
@@ -61,6 +63,7 @@ impl Job {
         let mut files: Vec<Target> = Vec::new();
         let mut parts = Vec::with_capacity(items.len());
         let mut keep = Vec::with_capacity(items.len());
+        let mut run_lengths = Vec::new();
         let mut devices = Numbered::default();
         let mut numbers = std::collections::HashMap::new();
         for (object, target, offset) in items {
@@ -74,7 +77,12 @@ impl Job {
                 Some(device) => Some(devices.number(&object, device)?),
                 None => None,
             };
-            parts.extend(memory.pieces().into_iter().map(|(address, length, position)| {
+            let pieces = memory.pieces();
+            if terms.checksums {
+                let lengths = pieces.iter().map(|(_, length, _)| *length as u64);
+                run_lengths.push(lengths.collect());
+            }
+            parts.extend(pieces.into_iter().map(|(address, length, position)| {
                 let offset = offset.saturating_add(position as u64);
                 Part { file, offset, address, length, device }
             }));
@@ -93,7 +101,12 @@ impl Job {
             commit: None,
             keep: None,
         };
-        Ok(Self { request, keep })
+        Ok(Self { request, keep, run_lengths })
+    }
+
+    /// The bytes of each run of each array; nothing if no checksums are wanted.
+    pub(crate) fn take_run_lengths(&mut self) -> Vec<Vec<u64>> {
+        std::mem::take(&mut self.run_lengths)
     }
 
     /// Starts it. The operation keeps the arrays until its last transfer is through.
@@ -111,7 +124,7 @@ impl Job {
         stripe: &Stripe,
         durability: Durability,
     ) -> forebay_io::Result<Self> {
-        Ok(Self { request: stripe.spread(self.request, durability)?, keep: self.keep })
+        Ok(Self { request: stripe.spread(self.request, durability)?, ..self })
     }
 
     /// Does it at once if it is a short load from the page cache; `false` if it isn't.
