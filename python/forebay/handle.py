@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
 from forebay import _cufile, _forebay
 from forebay._arguments import Target, parse_offset, parse_seconds, parse_size, parse_target
-from forebay._endings import handles, report_unraisable
+from forebay._closing import Closing
+from forebay._endings import handles
 from forebay._pending import Pending
 from forebay.errors import (
     ClosedError,
     ForebayError,
-    ForebayWarning,
     InvalidInputError,
     OperationCancelledError,
     WaitTimeoutError,
@@ -25,7 +24,6 @@ from forebay.stripe import Stripe, parse_name, parse_stripe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from forebay._types import Stats
 
@@ -44,7 +42,7 @@ _LOGGED_MAX = 1024
 _logged: set[str] = set()
 
 
-class Handle:
+class Handle(Closing):
     """Moves arrays between files and memory.
 
     A handle can be used from any number of threads at once. Closing it, dropping it and the end
@@ -124,6 +122,8 @@ class Handle:
     True
     """
 
+    _unheard = "an operation failed and nobody waited for it"
+
     def __init__(
         self,
         engine: str = "auto",
@@ -191,8 +191,8 @@ class Handle:
             raise InvalidInputError("stripe_size is given without stripe, the directories")
         self._stripe = stripe
         self._pending = Pending()
-        self._closed = False
         self._core = _forebay.Handle(**options)
+        self._closed = False
         handles.add(self)
         self._log_notices()
         if stripe is not None:
@@ -324,9 +324,19 @@ class Handle:
         listed, whole = self._items_to_store(items, whole_file)
         self._run(True, listed, whole, priority, durability)
 
-    def load_many_async(self, items: Iterable[Item], *, priority: Priority = "demand") -> Operation:
-        """Start a :meth:`load_many`, as one operation."""
-        return self._submit(False, self._items(items)[0], False, priority, None)
+    def load_many_async(
+        self,
+        items: Iterable[Item],
+        *,
+        priority: Priority = "demand",
+        checksums: bool = False,
+    ) -> Operation:
+        """Start a :meth:`load_many`, as one operation.
+
+        With ``checksums``, the CRC32C of each array's bytes is computed while they pass, wherever
+        the array is: see :attr:`Operation.checksums`.
+        """
+        return self._submit(False, self._items(items)[0], False, priority, None, checksums)
 
     def store_many_async(
         self,
@@ -335,10 +345,11 @@ class Handle:
         whole_file: bool | None = None,
         durability: Durability | None = None,
         priority: Priority = "demand",
+        checksums: bool = False,
     ) -> Operation:
-        """Start a :meth:`store_many`, as one operation."""
+        """Start a :meth:`store_many`, as one operation; checksums as for a load."""
         listed, whole = self._items_to_store(items, whole_file)
-        return self._submit(True, listed, whole, priority, durability)
+        return self._submit(True, listed, whole, priority, durability, checksums)
 
     # Waiting, looking, ending
 
@@ -431,30 +442,6 @@ class Handle:
             shape, dtype, like, timeout=timeout
         )
 
-    def __enter__(self) -> Handle:  # noqa: PYI034 (typing.Self is in 3.11)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            # The exception on its way is the one to see; failures of the handle are warned of.
-            try:
-                self.close_and_warn()
-            except ForebayWarning as warning:
-                # Warnings are errors here.
-                report_unraisable(warning, self)
-
-    def __del__(self) -> None:
-        # `__init__` may have failed before there was anything to close.
-        if not getattr(self, "_closed", True) and getattr(self, "_core", None) is not None:
-            self.close_and_warn()
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a handle can't be copied: make one in each process")
 
@@ -515,8 +502,9 @@ class Handle:
         whole_file: bool,
         priority: Priority,
         durability: Durability | None,
+        checksums: bool = False,
     ) -> Operation:
-        core = self._core.submit(store, items, whole_file, priority, durability)
+        core = self._core.submit(store, items, whole_file, priority, durability, checksums)
         self._pending.add(core)
         return Operation(core, self)
 
@@ -545,18 +533,6 @@ class Handle:
     def forget_pending(self) -> None:
         """Forget the parent's operations, in a forked child."""
         self._pending.reset()
-
-    def close_and_warn(self) -> None:
-        """Close, and warn of a failure that nobody waited for instead of raising it."""
-        try:
-            self.close()
-        except ForebayError as error:
-            warnings.warn(
-                f"an operation failed and nobody waited for it: {error}",
-                ForebayWarning,
-                stacklevel=3,
-                source=self,
-            )
 
     def _log_notices(self) -> None:
         _log_once(self._core.notices())

@@ -91,6 +91,14 @@ class Operation:
         """Bytes to move."""
         return self._core.bytes_total
 
+    @property
+    def checksums(self) -> list[int] | None:
+        """The CRC32C of each array's bytes as they were moved, in the order of the items.
+
+        ``None`` unless they were asked for and all bytes have moved.
+        """
+        return self._core.checksums
+
     def __await__(self) -> Generator[object, None, None]:
         """Wait in an asyncio event loop, which sleeps meanwhile.
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import forebay
+from cuda_standin import Standin, find_standin
+from forebay._forebay import search_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +47,25 @@ def handle() -> Iterator[forebay.Handle]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "tensor.bin"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Find the stand-in, and have the driver looked for there in this process."""
+    built = find_standin()
+    if built is None:
+        pytest.skip("the stand-in for CUDA is not built: cargo build -p forebay-standin")
+    folder = tmp_path_factory.mktemp("cuda")
+    (folder / "libcuda.so.1").symlink_to(built)
+    search_cuda([str(folder)], False)
+    return built
+
+
+@pytest.fixture
+def standin(library: str) -> Iterator[Standin]:
+    standin = Standin(library)
+    yield standin
+    standin.close()
 
 
 def pattern(length: int, seed: int = 0) -> np.ndarray[Any, Any]:

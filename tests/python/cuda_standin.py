@@ -96,6 +96,10 @@ class Standin:
         """End a stream."""
         self._call("destroy_stream", ctypes.c_size_t(stream))
 
+    def synchronize(self, device: int, stream: int) -> None:
+        """Wait for a stream."""
+        self._call("synchronize", device, ctypes.c_size_t(stream))
+
     def kernel_write(self, device: int, stream: int, address: int, data: bytes) -> None:
         """Have a kernel on a stream write bytes."""
         self._call(

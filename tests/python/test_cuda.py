@@ -5,44 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import forebay
 from conftest import pattern
-from cuda_standin import CudaArray, DLPackArray, Standin, find_standin
-from forebay._forebay import search_cuda
+from cuda_standin import CudaArray, DLPackArray, Standin
 from forebay.errors import (
     DeviceError,
     InvalidBufferError,
     UnsupportedBufferError,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 LENGTH = (3 << 20) + 77
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Find the stand-in, and have the driver looked for there in this process."""
-    built = find_standin()
-    if built is None:
-        pytest.skip("the stand-in for CUDA is not built: cargo build -p forebay-standin")
-    folder = tmp_path_factory.mktemp("cuda")
-    (folder / "libcuda.so.1").symlink_to(built)
-    search_cuda([str(folder)], False)
-    return built
-
-
-@pytest.fixture
-def standin(library: str) -> Iterator[Standin]:
-    standin = Standin(library)
-    yield standin
-    standin.close()
 
 
 def test_the_cuda_array_interface_is_stored_and_loaded_in_stream_order(

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay::checkpoint::{self, CheckpointOptions, Checkpointer, Meanwhile, State};
-use forebay::io::{Handle, Options};
+use forebay::io::{Handle, Lent, Options};
 use forebay::npy;
 use forebay::safetensors::{Draft, Dtype, Header, SaveOptions, TensorData, TensorSpec, save};
 use serde_json::Value;
@@ -77,7 +77,7 @@ fn store(path: &Path, tensors: &[Tensor], checksums: bool) {
         name,
         dtype: *dtype,
         shape,
-        bytes,
+        bytes: Lent::Host(bytes),
     });
     let data: Vec<TensorData<'_>> = data.collect();
     let metadata = BTreeMap::from([("author".to_owned(), "somebody".to_owned())]);
@@ -253,7 +253,7 @@ fn checkpoint(directory: &Path, step: u64, tensors: &[Tensor]) {
             shape: tensor.shape.clone(),
         })
         .collect();
-    let bytes: Vec<&[u8]> = tensors.iter().map(|tensor| &tensor.bytes[..]).collect();
+    let bytes: Vec<Lent<'_>> = tensors.iter().map(|tensor| Lent::Host(&tensor.bytes)).collect();
     let state = State { tensors: &specs, bytes: &bytes, rest: b"{}" };
     let ticket = checkpointer.save(step, state, Meanwhile::Waits, &mut || Ok(())).unwrap();
     ticket.unwrap().wait().unwrap();

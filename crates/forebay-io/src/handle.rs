@@ -19,9 +19,9 @@ use crate::engine::{AutoFactory, EngineFactory, EngineKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{OPEN_ATTEMPTS_MAX, OpenOptions, Target, TensorFile, read_if_cached};
 use crate::memory::Pool;
-use crate::operation::{DeviceUse, FilePart, OpenedFile, Operation, Plan, Shared};
+use crate::operation::{DeviceUse, OpenedFile, Operation, Plan, Shared, Sums, join};
 use crate::order::Entry;
-use crate::plan::{Direction, STAGED_GRANULES_MIN, Span};
+use crate::plan::{Direction, STAGED_GRANULES_MIN};
 use crate::request::{
     DeviceAccess, Request, check_end, check_files, check_memory, check_parts, reach_of, runs_of,
 };
@@ -209,15 +209,7 @@ impl Handle {
                 return Err(error);
             }
         };
-        let parts = request.parts.iter().map(|part| FilePart {
-            file: part.file,
-            span: Span {
-                offset: part.offset,
-                address: part.address.expose_provenance(),
-                length: part.length,
-            },
-            device: part.device,
-        });
+        let (parts, places) = join(request);
         let plan = Plan {
             direction: request.direction,
             priority: request.priority,
@@ -228,7 +220,8 @@ impl Handle {
             block_bytes: workers.block_bytes,
             staged_block_bytes: workers.staged_block_bytes,
             device_block_bytes: workers.device_block_bytes,
-            parts: parts.collect(),
+            sums: request.checksums.then(|| Arc::new(Sums::new(places))),
+            parts,
             devices: devices.to_vec(),
             runs: runs_of(request),
             commit: request.commit.clone(),
@@ -350,6 +343,7 @@ impl Handle {
             && part.file == 0
             && part.device.is_none()
             && !part.address.is_null()
+            && !request.checksums
             && request.commit.is_none();
         if !quick {
             return Ok(false);
@@ -463,6 +457,14 @@ impl Handle {
         let runtime = self.runtime.load();
         if runtime.belongs_here() {
             runtime.counters.fallback(text);
+        }
+    }
+
+    /// Counts bytes that came from a device otherwise than by an operation.
+    pub(crate) fn note_device_bytes(&self, bytes: u64) {
+        let runtime = self.runtime.load();
+        if runtime.belongs_here() {
+            add(&runtime.counters.bytes_device, bytes);
         }
     }
 

@@ -27,6 +27,7 @@
 //! ```
 
 pub mod borrowed;
+pub mod checksum;
 pub mod commit;
 pub mod config;
 pub mod device;
@@ -35,6 +36,7 @@ pub mod engine;
 pub mod error;
 pub mod files;
 pub mod handle;
+pub mod lent;
 pub mod memory;
 pub mod operation;
 pub mod owned;
@@ -55,6 +57,7 @@ mod tracker;
 mod worker;
 mod workers;
 
+pub use checksum::{crc32c, crc32c_combine};
 pub use commit::Commit;
 pub use config::{
     DeviceRoute, DirectMode, Durability, EngineChoice, MemoryKind, Options, Priority, Tuning,
@@ -64,6 +67,7 @@ pub use engine::EngineKind;
 pub use error::{DeviceCode, Error, ErrorKind, Result};
 pub use files::{FileFacts, Target, facts, reserve};
 pub use handle::{Handle, drain_all};
+pub use lent::{Behind, DeviceBytes, Gather, Lent};
 pub use memory::{Pool, PoolBuffer, PoolOptions, PoolStats};
 pub use operation::Operation;
 pub use owned::{OwnedMemory, OwnedOperation};

@@ -57,6 +57,9 @@ pub struct Request {
     /// A store that makes each file exactly as long as its furthest part reaches; without it,
     /// what else is in the file stays.
     pub whole_file: bool,
+    /// Whether the CRC32C of each part is computed on the way: see [`Operation::checksums`](crate::Operation::checksums).
+    /// Every byte goes through the host's memory then.
+    pub checksums: bool,
     /// What goes first when several operations are under way.
     pub priority: Priority,
     /// How far a store goes before it is done; `None` takes the handle's option.
@@ -83,6 +86,7 @@ impl Request {
             parts: vec![Part { file: 0, offset, address, length, device: None }],
             devices: Vec::new(),
             whole_file: false,
+            checksums: false,
             priority: Priority::Demand,
             durability: None,
             commit: None,

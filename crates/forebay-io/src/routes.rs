@@ -33,8 +33,8 @@ use crate::request::{Part, Request};
 use crate::stats::Counters;
 use crate::syscalls::cached_bytes;
 
-/// Transfers over which the cost of registering memory has to be spread to be worth it: registering
-/// takes about as long as a transfer or two, and what isn't registered moves as well.
+/// Transfers over which the cost of registering memory is spread, at the least: what isn't registered
+/// moves as well, so it has to pay. A guess that wasn't measured on hardware.
 const AUTOMATIC_TRANSFERS_MIN: usize = 16;
 
 /// What to try where there is no GPUDirect Storage.
@@ -103,6 +103,8 @@ struct Wish<'a> {
     parts: Vec<&'a Part>,
     devices: &'a [DeviceUse],
     block_bytes: usize,
+    /// The checksums of parts are wanted, which are computed in the host's memory.
+    checksums: bool,
 }
 
 /// Why a file doesn't go by GPUDirect Storage.
@@ -182,7 +184,8 @@ impl Routes {
             if parts.is_empty() {
                 continue;
             }
-            let wish = Wish { opened, parts, devices, block_bytes };
+            let checksums = request.checksums;
+            let wish = Wish { opened, parts, devices, block_bytes, checksums };
             let found = self.find(&wish, counters);
             opened.gds = self.settle(&opened.file, found, counters)?;
         }
@@ -224,6 +227,10 @@ impl Routes {
         }
         if let Some(gap) = self.gap() {
             return Err(host(unsupported(&gap), false));
+        }
+        if wish.checksums {
+            let error = unsupported("its checksums are computed in the host's memory");
+            return Err(host(error.hint("do without verification, or with another route"), false));
         }
         if let Some(reason) = file.mount.gds_refusal() {
             return Err(host(unsupported(reason), true));

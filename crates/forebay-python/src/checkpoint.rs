@@ -6,12 +6,11 @@ use std::time::Instant;
 
 use forebay::checkpoint::{self as core, CheckpointOptions, Meanwhile, State, TensorSpec};
 use forebay::safetensors::{Dtype, Stop};
-use forebay_io::{Error, ErrorKind};
+use forebay_io::{Error, ErrorKind, Lent};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::buffer::Memory;
-use crate::buffer::submit::Bytes;
+use crate::buffer::lent::{Lenders, LentArray};
 use crate::error::{OrRaise, argument, exception};
 use crate::handle::stored_tunings;
 use crate::interrupt::interruptible;
@@ -63,16 +62,17 @@ impl Checkpointer {
     ) -> PyResult<Option<SaveTicket>> {
         let mut specs = Vec::with_capacity(tensors.len());
         let mut held = Vec::with_capacity(tensors.len());
+        let mut lenders = Lenders::default();
         for (name, dtype, shape, array) in tensors {
             let dtype = dtype.parse::<Dtype>().or_raise(py)?;
             specs.push(TensorSpec { name, dtype, shape });
-            held.push(Bytes::of(Memory::of(&array, false)?));
+            held.push(lenders.take(&array)?);
         }
         let core = self.core();
         let meanwhile = if waits { Meanwhile::Waits } else { Meanwhile::GoesOn };
         let mut raised = None;
         let saved = py.detach(|| {
-            let bytes: Vec<&[u8]> = held.iter().map(Bytes::as_slice).collect();
+            let bytes: Vec<Lent<'_>> = held.iter().map(LentArray::as_lent).collect();
             let state = State { tensors: &specs, bytes: &bytes, rest };
             core.save(step, state, meanwhile, &mut || {
                 raised = Python::attach(|py| py.check_signals().err());
@@ -225,6 +225,18 @@ impl CheckpointReader {
             (name, tensor.shard, dtype, tensor.shape.as_slice(), tensor.start, tensor.end)
         });
         found.collect()
+    }
+
+    /// The CRC32C of every tensor, in the same order.
+    #[getter]
+    fn checksums(&self) -> Vec<u32> {
+        self.core.manifest().tensors.iter().map(|tensor| tensor.checksum).collect()
+    }
+
+    /// The files of the shards.
+    #[getter]
+    fn shard_paths(&self) -> Vec<PathBuf> {
+        (0..self.core.manifest().shards.len()).map(|index| self.core.shard_path(index)).collect()
     }
 
     #[getter]

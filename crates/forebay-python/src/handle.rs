@@ -57,7 +57,8 @@ impl Handle {
     }
 
     /// Starts an operation over `(array, path or descriptor, offset)` items.
-    #[pyo3(signature = (store, items, whole_file, priority, durability))]
+    #[expect(clippy::too_many_arguments, reason = "what holds of a request")]
+    #[pyo3(signature = (store, items, whole_file, priority, durability, checksums=false))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -66,9 +67,13 @@ impl Handle {
         whole_file: bool,
         priority: &str,
         durability: Option<&str>,
+        checksums: bool,
     ) -> PyResult<Operation> {
-        let job = Job::new(items, terms(py, store, whole_file, priority, durability)?)?;
-        py.detach(|| self.start(job)).or_raise(py).map(Operation::new)
+        let terms = terms(py, store, whole_file, priority, durability)?;
+        let mut job = Job::new(items, Terms { checksums, ..terms })?;
+        let run_lengths = job.take_run_lengths();
+        let operation = py.detach(|| self.start(job)).or_raise(py)?;
+        Ok(Operation::with_sums(operation, run_lengths))
     }
 
     /// As `submit`, and waits for it. An interrupt cancels it.
@@ -196,6 +201,7 @@ fn terms(
         whole_file,
         priority: priority.parse::<Priority>().or_raise(py)?,
         durability: durability.map(str::parse::<Durability>).transpose().or_raise(py)?,
+        checksums: false,
     })
 }
 

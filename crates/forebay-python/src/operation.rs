@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_io::engine;
+use forebay_io::{crc32c, crc32c_combine, engine};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
@@ -20,11 +20,18 @@ pub(crate) struct Operation {
     core: forebay_io::Operation,
     /// Its failure has been raised to somebody.
     heard: AtomicBool,
+    /// The bytes of each run of each array, if their checksums are wanted.
+    run_lengths: Vec<Vec<u64>>,
 }
 
 impl Operation {
     pub(crate) fn new(core: forebay_io::Operation) -> Self {
-        Self { core, heard: AtomicBool::new(false) }
+        Self::with_sums(core, Vec::new())
+    }
+
+    /// One that has checksums of arrays, whose runs are parts of the request.
+    pub(crate) fn with_sums(core: forebay_io::Operation, run_lengths: Vec<Vec<u64>>) -> Self {
+        Self { core, heard: AtomicBool::new(false), run_lengths }
     }
 
     /// Waits, with a look at Python's signals after each slice; `false` if time ran out.
@@ -91,6 +98,21 @@ impl Operation {
     /// Lets go of the arrays that it kept, if it is done.
     fn release(&self, py: Python<'_>) {
         self.let_go(py);
+    }
+
+    /// The CRC32C of each array, if they were asked for and all has moved.
+    #[getter]
+    fn checksums(&self, py: Python<'_>) -> Option<Vec<u32>> {
+        py.detach(|| {
+            let mut sums = self.core.checksums()?.into_iter();
+            let whole = |lengths: &Vec<u64>| {
+                lengths
+                    .iter()
+                    .zip(&mut sums)
+                    .fold(crc32c(&[]), |head, (&length, tail)| crc32c_combine(head, tail, length))
+            };
+            Some(self.run_lengths.iter().map(whole).collect())
+        })
     }
 
     #[getter]

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffer::Memory;
+use crate::buffer::lent::Lenders;
 use crate::buffer::submit::Bytes;
 use crate::error::OrRaise;
 use crate::handle::Handle;
@@ -142,6 +143,14 @@ impl TensorSource {
         py.detach(check).or_raise(py)
     }
 
+    /// Takes note of a file that was read, if its checksums say nothing.
+    fn note_unverified(&self, py: Python<'_>, handle: &Handle, file: usize) -> PyResult<()> {
+        if let Some(file) = self.0.files().get(file) {
+            core::note_unverified(handle.plain(py)?, file);
+        }
+        Ok(())
+    }
+
     /// The index of a tensor's file, if it is there.
     fn file_of(&self, name: &str) -> Option<usize> {
         self.0.find(name).map(|place| place.file)
@@ -168,6 +177,8 @@ pub(crate) fn plan_load<'py>(
     answer.set_item("region_bytes", plan.region_bytes())?;
     answer.set_item("copied_bytes", plan.copied_bytes())?;
     answer.set_item("peak_bytes", plan.peak_bytes())?;
+    let device_staging_bytes = handle.plain(py)?.options().device_staging_bytes;
+    answer.set_item("device_staging_bytes", device_staging_bytes)?;
     Ok(answer)
 }
 
@@ -253,21 +264,21 @@ pub(crate) fn save_tensors(
 ) -> PyResult<()> {
     let durability = durability.parse::<Durability>().or_raise(py)?;
     let mut held = Vec::with_capacity(tensors.len());
+    let mut lenders = Lenders::default();
     for (name, dtype, shape, array) in tensors {
         let dtype = dtype.parse::<core::Dtype>().or_raise(py)?;
-        let bytes = Bytes::of(Memory::of(&array, false)?);
-        held.push((name, dtype, shape, bytes));
+        held.push((name, dtype, shape, lenders.take(&array)?));
     }
     let plain = handle.plain(py)?;
     let held = &held;
     interruptible(py, move |stop: &Stop| {
         let tensors: Vec<TensorData<'_>> = held
             .iter()
-            .map(|(name, dtype, shape, bytes)| TensorData {
+            .map(|(name, dtype, shape, array)| TensorData {
                 name,
                 dtype: *dtype,
                 shape,
-                bytes: bytes.as_slice(),
+                bytes: array.as_lent(),
             })
             .collect();
         let options = SaveOptions { durability, checksums, stop: stop.clone() };

@@ -230,6 +230,7 @@ fn run_parts(
         parts: parts.collect(),
         devices: Vec::new(),
         whole_file: direction == Direction::Store,
+        checksums: false,
         priority: Priority::Demand,
         durability: None,
         commit: None,

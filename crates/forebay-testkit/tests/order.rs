@@ -51,6 +51,7 @@ fn submit(
         direction: Direction::Store,
         files,
         parts: parts.collect(),
+        checksums: false,
         whole_file,
         priority: Priority::Demand,
         durability: None,

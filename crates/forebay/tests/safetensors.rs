@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay::io::{Durability, ErrorKind, Handle, Options};
+use forebay::io::{Durability, ErrorKind, Handle, Lent, Options};
 use forebay::safetensors::{
     ChecksumState, Dtype, Header, LoadOptions, LoadPlan, Opened, PlanOptions, SaveOptions, Source,
     TensorData, Verdict, load, save, verify,
@@ -62,7 +62,7 @@ fn views(tensors: &[Tensor]) -> Vec<TensorData<'_>> {
             name,
             dtype: *dtype,
             shape,
-            bytes,
+            bytes: Lent::Host(bytes),
         })
         .collect()
 }
@@ -466,8 +466,9 @@ fn what_cannot_be_saved_leaves_the_old_file_and_nothing_else() {
     let path = directory.path().join("m.safetensors");
     let handle = handle();
     fs::write(&path, "before").unwrap();
-    let wrong = TensorData { name: "w", dtype: Dtype::F32, shape: &[3], bytes: &[0; 11] };
-    let twice = TensorData { name: "w", dtype: Dtype::U8, shape: &[1], bytes: &[0] };
+    let wrong =
+        TensorData { name: "w", dtype: Dtype::F32, shape: &[3], bytes: Lent::Host(&[0; 11]) };
+    let twice = TensorData { name: "w", dtype: Dtype::U8, shape: &[1], bytes: Lent::Host(&[0]) };
     for tensors in [vec![wrong], vec![twice, twice]] {
         let error = save(&handle, &path, &tensors, None, &SaveOptions::default()).unwrap_err();
         assert_eq!((error.kind(), error.path_ref()), (ErrorKind::InvalidInput, Some(&*path)));

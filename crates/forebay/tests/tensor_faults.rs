@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay::io::{EngineKind, Handle, Options, Result};
+use forebay::io::{EngineKind, Handle, Lent, Options, Result};
 use forebay::safetensors::{
     Dtype, LoadOptions, LoadPlan, PlanOptions, SaveOptions, Source, Stop, Stream, StreamOptions,
     TensorData, load, save, verify,
@@ -32,7 +32,8 @@ fn faulty(plan: FaultPlan) -> Handle {
 
 fn save_one(handle: &Handle, path: &Path, bytes: &[u8]) -> Result<()> {
     let shape = [bytes.len() as u64];
-    let tensor = TensorData { name: "w", dtype: Dtype::U8, shape: &shape, bytes };
+    let tensor =
+        TensorData { name: "w", dtype: Dtype::U8, shape: &shape, bytes: Lent::Host(bytes) };
     save(handle, path, &[tensor], None, &SaveOptions::default())
 }
 

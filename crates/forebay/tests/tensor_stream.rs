@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay::io::{ErrorKind, Handle, Options};
+use forebay::io::{ErrorKind, Handle, Lent, Options};
 use forebay::safetensors::{
     Dtype, Header, Opened, SaveOptions, Source, Stop, Stream, StreamOptions, Streamed, TensorData,
     save,
@@ -41,7 +41,12 @@ fn save_all(handle: &Handle, path: &Path) {
     let data: Vec<_> = all
         .iter()
         .zip(&shapes)
-        .map(|((name, bytes), shape)| TensorData { name, dtype: Dtype::U8, shape, bytes })
+        .map(|((name, bytes), shape)| TensorData {
+            name,
+            dtype: Dtype::U8,
+            shape,
+            bytes: Lent::Host(bytes),
+        })
         .collect();
     save(handle, path, &data, None, &SaveOptions::default()).unwrap();
 }

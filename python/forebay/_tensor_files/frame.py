@@ -97,6 +97,21 @@ class Frame(Protocol):
     def move(self, array: Any, device: Any, code: str) -> Any:
         """Return the array on a device, as a type of the format, in memory of its own."""
 
+    def reaches(self, device: Any) -> bool:
+        """Whether bytes go to a device by the core: what follows is there then."""
+
+    def empty(self, length: int, device: Any) -> Any:
+        """Return memory on a device: bytes that can be sliced, and that the core can load into."""
+
+    def clone(self, memory: Any) -> Any:
+        """Return a copy of bytes, on their device."""
+
+    def typed(self, memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return an array over bytes on a device, as `over` does in the host's memory."""
+
+    def cast(self, array: Any, code: str) -> Any:
+        """Return an array as a type of the format, on its device."""
+
     def copy(self, target: Any, source: Any) -> None:
         """Copy items into another array of the same shape, converting them to its type."""
 

@@ -1,18 +1,21 @@
 """Loads tensors of files: what a load takes, and how it is made.
 
 What stays as it is in the file is loaded into regions of memory by the core, in few large reads, or
-is mapped there from the page cache, and its arrays are views of these. What is cast, or goes to a
+is mapped there from the page cache, and its arrays are views of these. What goes to a device that
+the core reaches is loaded there, and cast there. What is cast on the host, or goes to another
 device, streams through a window of bounded size, into one region for all that is cast.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
 from forebay._arguments import parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
+from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import byte_count
 from forebay._tensor_files.shared import core_of, room, shared_handle, tell
 from forebay._tensor_files.source import OpenSource
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadPlan", "Wish", "load", "plan", "straight"]
 
 _WINDOW_BYTES = 256 << 20
-"""Memory that what is cast or goes to a device streams through, unless one tensor needs more."""
+"""Memory that what is cast or goes to another device streams through; more for a long tensor."""
 
 _TENSORS_AHEAD = 2
 """How many of the longest tensor the window has room for: one is cast while the next is read."""
@@ -49,9 +52,9 @@ class LoadPlan:
     read_bytes : int
         What is read from the files.
     peak_bytes : int
-        Most memory that the load holds at any time.
+        Most memory of the host that the load holds at any time.
     kept_bytes : int
-        What it holds in the end, for as long as the tensors are there.
+        What it holds of that in the end, for as long as the tensors are there.
     """
 
     files: tuple[str, ...]
@@ -90,6 +93,7 @@ class _Work:
         self.wish = wish
         self.core = core_of(handle)
         self.device = frame.parse_device(wish.device)
+        self.reached = self.device is not None and frame.reaches(self.device)
         self.target = None if wish.dtype is None else parse_cast(frame, wish.dtype)
         self.source = OpenSource(source)
         self.entries = self.source.entries(wish.keys)
@@ -114,6 +118,8 @@ class _Work:
         staging_bytes = straight["peak_bytes"] - straight["region_bytes"]
         self.stream_bytes += staging_bytes
         window_bytes = min(self.stream_bytes - staging_bytes, passing["region_bytes"])
+        if self.reached:
+            window_bytes, staging_bytes = 0, straight["device_staging_bytes"]
         kept = straight["region_bytes"] + self.cast_bytes
         planned = LoadPlan(
             files=tuple(self.source.paths),
@@ -155,7 +161,7 @@ def load(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> dic
     if work.straight:
         found.update(straight(work.source, frame, work.straight, wish, handle))
     if work.codes:
-        found.update(_streamed(work, handle))
+        found.update(_to_device(work, handle) if work.reached else _streamed(work, handle))
     return {entry.name: found[entry.name] for entry in work.entries}
 
 
@@ -174,6 +180,15 @@ def straight(
         shape = tuple(extents)
         memory = memories[region][offset : offset + byte_count(dtype, shape)]
         yield name, frame.over(memory, dtype, shape)
+
+
+def _to_device(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:
+    frame = work.frame
+    arrays = DeviceLoad(work.source, frame, work.device, work.entries, work.wish.verify, handle)
+    with contextlib.closing(arrays):
+        for entry, array in arrays:
+            code = work.codes[entry.name]
+            yield entry.name, array if code == entry.dtype else frame.cast(array, code)
 
 
 def _streamed(work: _Work, handle: Handle) -> Iterable[tuple[str, Any]]:

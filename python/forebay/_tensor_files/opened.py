@@ -80,9 +80,7 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
 
     def get_tensor(self, name: str) -> Any:
         """Return a tensor."""
-        file = self._open()
-        dtype = file.entry(name).dtype
-        return self._placed(file.whole(self._frame, name), dtype)
+        return self._open().whole(self._frame, name, self._device)
 
     def get_tensors(self) -> dict[str, Any]:
         """Return all tensors, in the order in which they are in the file."""
@@ -90,8 +88,7 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         for name in file.header.names:
             entry = file.entry(name)
             self._frame.check(entry.dtype, entry.shape)
-        found = file.some(self._frame, None)
-        return {name: self._placed(array, file.entry(name).dtype) for name, array in found}
+        return dict(file.some(self._frame, None, self._device))
 
     def get_slice(self, name: str) -> TensorSlice:
         """Return what can be indexed for a part of a tensor, and reads that part."""
@@ -102,9 +99,6 @@ class safe_open:  # noqa: N801 (the name that safetensors has)
         if self._file is None:
             raise TensorFileError(f"{self._path} is closed", filename=self._path)
         return self._file
-
-    def _placed(self, array: Any, dtype: str) -> Any:
-        return array if self._device is None else self._frame.move(array, self._device, dtype)
 
     def __enter__(self) -> safe_open:  # noqa: PYI034 (typing.Self is in 3.11)
         return self
@@ -152,12 +146,10 @@ class TensorSlice:
         view = frame.view(self._dtype, self._shape, index)
         if view is None:
             # Which items these are shows with the tensor only.
-            array = self._file.whole(frame, self._name)[index]
-        elif self._is_all(view):
-            array = self._file.whole(frame, self._name).reshape(view.sizes)
-        else:
-            array = self._file.part(frame, self._name, view)
-        return array if self._device is None else frame.move(array, self._device, self._dtype)
+            return self._file.whole(frame, self._name, self._device)[index]
+        if self._is_all(view):
+            return self._file.whole(frame, self._name, self._device).reshape(view.sizes)
+        return self._file.part(frame, self._name, view, self._device)
 
     def _is_all(self, view: View) -> bool:
         """Whether it is every item, in order: there is a checksum for that."""

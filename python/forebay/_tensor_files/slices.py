@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay._tensor_files.shared import room
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from forebay._tensor_files.frame import View
     from forebay.handle import Handle
 
-__all__ = ["Runs", "read_view", "runs_of"]
+__all__ = ["Runs", "read_runs", "runs_of"]
 
 _GAP_BYTES_MAX = 64 << 10
 """What is read to no use between two runs rather than asking twice: a drive moves that in the time
@@ -107,23 +105,33 @@ def runs_of(view: View, item_bytes: int, begin: int) -> Runs:
     return Runs(begin + view.offset * item_bytes, tuple(axes), tuple(inner), run)
 
 
-def read_view(handle: Handle, file: int, view: View, item_bytes: int, begin: int) -> Any:
-    """Return the items of a view of a file, one after the other, as bytes."""
-    length = math.prod(view.sizes) * item_bytes
-    result = room(handle, length)
+def read_runs(handle: Handle, file: int, runs: Runs, result: Any, length: int) -> None:
+    """Read the items of runs of a file, one after the other, into bytes.
+
+    Parameters
+    ----------
+    handle : Handle
+        What reads.
+    file : int
+        The file's descriptor.
+    runs : Runs
+        The items.
+    result : array
+        Where to. It is in the host's memory, unless the runs are wanted as a whole.
+    length : int
+        Bytes of all items.
+    """
     if length == 0:
-        return result
-    runs = runs_of(view, item_bytes, begin)
+        return
     if runs.inner:
         _pick(handle, file, runs, result)
-        return result
+        return
     items = (
         (result[index * runs.item_bytes : (index + 1) * runs.item_bytes], file, start)
         for index, start in enumerate(runs.starts())
     )
     while batch := list(itertools.islice(items, _ITEMS_PER_REQUEST)):
         handle.load_many(batch)
-    return result
 
 
 def _pick(handle: Handle, file: int, runs: Runs, result: np.ndarray[Any, Any]) -> None:

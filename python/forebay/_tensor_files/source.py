@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from forebay import _forebay
 from forebay._tensor_files.select import parse_source, select
+from forebay._tensor_files.shared import core_of, tell
 from forebay.errors import ForebayError, MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from forebay._tensor_files.select import Keys, Source
+    from forebay.handle import Handle
 
 __all__ = ["Entry", "OpenSource"]
 
@@ -69,6 +71,28 @@ class OpenSource:
                 raise changed from error
             raise
         self.core.check_unchanged()
+
+    def path(self, file: int) -> str:
+        """Return a file's name."""
+        return self.paths[file]
+
+    def target(self, file: int) -> int:
+        """Return a file's descriptor."""
+        return self.descriptors[file]
+
+    def drive(self, file: int) -> int:
+        """Return the number of the drive that a file is on."""
+        return os.fstat(self.descriptors[file]).st_dev
+
+    def checksum(self, entry: Entry) -> int | None:
+        """Return the CRC32C of a tensor, if its file has one that counts."""
+        return self.headers[entry.file].checksum(entry.name)
+
+    def note_unverified(self, handle: Handle, files: Iterable[int]) -> None:
+        """Say of files that were read that their checksums say nothing, where that is so."""
+        for file in files:
+            self.core.note_unverified(core_of(handle), file)
+        tell(handle)
 
     def entries(self, keys: Keys) -> list[Entry]:
         """Return the tensors that are asked for, file by file, in the order of the files."""

@@ -2,20 +2,24 @@
 
 The core reads ahead as far as the budget has room, and the budget has room again when a tensor
 that was handed out is no longer held; so nothing that is held is ever overwritten. What is cast
-is in memory of a share of the budget of its own.
+is in memory of a share of the budget of its own. To a device that the core reaches, what is read
+ahead is there, and within the budget.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay import _forebay
 from forebay._arguments import parse_seconds, parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
+from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.shared import core_of, shared_handle, tell
 from forebay._tensor_files.source import OpenSource
-from forebay.errors import OutOfMemoryError
+from forebay.errors import ClosedError, OutOfMemoryError
 from forebay.memory import Pool
 
 if TYPE_CHECKING:
@@ -70,10 +74,14 @@ class TensorStream:
         self._handle = handle
         self._timeout = parse_seconds(timeout)
         self._waiting: list[tuple[str, str, list[int], Any, int]] = []
-        names = [entry.name for entry in entries]
-        self._core = _forebay.TensorStream(
-            core, opened.core, names, budget, wish.verify, self._timeout
-        )
+        self._core: _forebay.TensorStream | _DeviceStream
+        if self._device is not None and frame.reaches(self._device):
+            self._core = _DeviceStream(opened, frame, self._device, entries, budget, wish, handle)
+        else:
+            names = [entry.name for entry in entries]
+            self._core = _forebay.TensorStream(
+                core, opened.core, names, budget, wish.verify, self._timeout
+            )
         tell(handle)
 
     def _share(self, budget: int, entries: list[Entry]) -> tuple[Pool | None, int]:
@@ -122,6 +130,9 @@ class TensorStream:
         import numpy as np
 
         shape = tuple(extents)
+        if isinstance(self._core, _DeviceStream):
+            code = cast_code(dtype, self._target)
+            return name, buffer if code == dtype else self._frame.cast(buffer, code)
         memory = np.asarray(buffer)[offset : offset + byte_count(dtype, shape)]
         array = self._frame.over(memory, dtype, shape)
         code = cast_code(dtype, self._target)
@@ -150,3 +161,48 @@ class TensorStream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _DeviceStream:
+    """Tensors that go straight to a device, one after the other, for any number of threads."""
+
+    def __init__(
+        self,
+        source: OpenSource,
+        frame: Frame,
+        device: Any,
+        entries: list[Entry],
+        budget: int,
+        wish: Wish,
+        handle: Handle,
+    ) -> None:
+        lengths = (byte_count(entry.dtype, entry.shape) for entry in entries)
+        longest = max(lengths, default=0)
+        if longest > budget:
+            raise OutOfMemoryError(
+                f"the largest tensor takes {longest} bytes, and the budget is {budget}: raise it",
+                wanted=longest,
+            )
+        self._lock = threading.Lock()
+        self._ready: deque[tuple[Entry, Any]] = deque()
+        self._is_closed = False
+        self._load = DeviceLoad(source, frame, device, entries, wish.verify, handle, budget)
+
+    def __next__(self) -> tuple[str, str, list[int], Any, int]:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the stream is closed")
+            while not self._ready:
+                found = self._load.take()
+                if found is None:
+                    raise StopIteration
+                self._ready.extend(found)
+            entry, array = self._ready.popleft()
+        return entry.name, entry.dtype, list(entry.shape), array, 0
+
+    def close(self) -> None:
+        """End the reading."""
+        with self._lock:
+            self._is_closed = True
+            self._ready.clear()
+            self._load.close()

@@ -9,12 +9,19 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
+from forebay.errors import (
+    InvalidBufferError,
+    InvalidInputError,
+    MismatchError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     import numpy as np
+
+    from forebay._tensor_files.rooms import Room
 
 __all__ = ["Framework", "Plain", "framework_named", "framework_of", "shape_of", "shares_elements"]
 
@@ -44,8 +51,29 @@ class Framework(Protocol):
     def contiguous(self, tensor: Any) -> Any:
         """Return an array whose bytes are the tensor's values in C order, copied if need be."""
 
-    def build(self, memory: np.ndarray[Any, Any], plain: Plain) -> Any:
-        """Return a tensor over bytes, which stay while it does."""
+    def build(self, memory: Any, plain: Plain) -> Any:
+        """Return a tensor over bytes, of the host or of a device, which stay while it does."""
+
+    def parse_device(self, device: Any) -> Any | None:
+        """Return a device as the framework has it, or None for the host."""
+
+    def reaches(self, device: Any) -> bool:
+        """Return whether the core moves bytes to a device."""
+
+    def device(self, tensor: Any) -> Any | None:
+        """Return the device that a tensor is on, if the core reaches it; None for the host."""
+
+    def move(self, tensor: Any, device: Any) -> Any:
+        """Return a tensor on a device that the core doesn't reach."""
+
+    def room(self, tensor: Any) -> Room | None:
+        """Return the memory of a tensor on a device, if its bytes are its values in C order."""
+
+    def empty(self, length: int, device: Any) -> Any:
+        """Return bytes on a device, which the core can load into."""
+
+    def clone(self, memory: Any) -> Any:
+        """Return a copy of bytes, on their device."""
 
     def refuse_target(self, tensor: Any) -> None:
         """Raise an error if a tensor can't be filled."""
@@ -152,6 +180,31 @@ class NumpyState:
         if memory.size and memory.ctypes.data % dtype.alignment:
             memory = memory.copy()
         return memory.view(dtype).reshape(shape)
+
+    def parse_device(self, device: Any) -> None:
+        """Return None: arrays are in the host's memory, whatever tensors of others are on."""
+
+    def reaches(self, device: Any) -> bool:  # noqa: ARG002 (as above)
+        """Return that there is none."""
+        return False
+
+    def device(self, tensor: Any) -> None:
+        """Return None: arrays are in the host's memory."""
+
+    def move(self, tensor: Any, device: Any) -> Any:  # noqa: ARG002 (as above)
+        """Return the array."""
+        return tensor
+
+    def room(self, tensor: Any) -> None:
+        """Return None: it is on no device."""
+
+    def empty(self, length: int, device: Any) -> Any:
+        """Raise an error: there is no device."""
+        raise UnsupportedError(f"numpy has no {length} bytes on device {device!r}")
+
+    def clone(self, memory: Any) -> Any:
+        """Return a copy."""
+        return memory.copy()
 
     def refuse_target(self, tensor: Any) -> None:
         """Raise an error if an array is read-only, or its elements share memory."""

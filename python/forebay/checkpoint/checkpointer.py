@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 from forebay import _forebay
 from forebay._arguments import parse_index, parse_seconds, parse_size, parse_target
-from forebay._endings import handles, report_unraisable
+from forebay._closing import Closing
+from forebay._endings import handles
 from forebay.checkpoint.encode import encode
 from forebay.checkpoint.load import load
 from forebay.checkpoint.saving import SaveOperation
 from forebay.errors import (
     ClosedError,
     FileMissingError,
-    ForebayError,
-    ForebayWarning,
     InvalidInputError,
     MismatchError,
     ShortFileError,
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from forebay._forebay import CheckpointReader
     from forebay.handle import Durability
@@ -42,7 +39,7 @@ _ATTEMPTS_MAX = 16
 _logger = logging.getLogger("forebay")
 
 
-class Checkpointer:
+class Checkpointer(Closing):
     """Saves states into a directory, in the background, and loads them.
 
     A state is nested dictionaries, lists and tuples of tensors (torch, numpy), numbers, text,
@@ -91,6 +88,8 @@ class Checkpointer:
     (42, np.float64(15.0))
     """
 
+    _unheard = "a save failed and nobody waited for it"
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -119,8 +118,8 @@ class Checkpointer:
             options["shard_bytes"] = parse_size(shard_size, "shard_size")
         self._verify = bool(verify)
         self._allow_pickle = bool(allow_pickle)
-        self._is_closed = False
         self._core = _forebay.Checkpointer(path, **options)
+        self._closed = False
         handles.add(self)
 
     # Saving
@@ -156,8 +155,9 @@ class Checkpointer:
         them use, and takes longer to return. What it met later is raised by waiting for it, or else
         by the next save or :meth:`close`.
 
-        Tensors that aren't contiguous, or are on another device than the CPU, are first copied to
-        ordinary memory, beside the budget.
+        Tensors on CUDA devices are copied to pinned memory of the budget, on streams of Forebay's
+        own and behind the current ones. Tensors that aren't contiguous are first copied on their
+        device; those on other devices to ordinary memory, beside the budget.
 
         Returns
         -------
@@ -182,7 +182,12 @@ class Checkpointer:
 
     # Loading
 
-    def load(self, step: SupportsIndex | None = None, into: Any = None) -> Any:
+    def load(
+        self,
+        step: SupportsIndex | None = None,
+        into: Any = None,
+        device: str | int | None = None,
+    ) -> Any:
         """Return a state that was saved.
 
         Saves under way are waited for first.
@@ -195,13 +200,18 @@ class Checkpointer:
             Tensors to fill, at the places where the checkpoint has tensors of the same shape and
             type; what it has besides is loaded anew. Files are checked and taken one after the
             other: where one is damaged, tensors of those before it have been filled. Without
-            ``into``, the tensors of a file share memory, which goes with the last of them.
+            ``into``, the tensors of a file share memory, which goes with the last of them. Tensors
+            on a CUDA device are read straight into place: of a damaged file, those may have been
+            overwritten.
+        device : str or int, optional
+            Where torch tensors go that aren't in ``into``, such as ``"cuda:1"``: the CPU if not
+            given.
 
         Returns
         -------
         nested state
-            Torch tensors come back as torch tensors on the CPU, numpy arrays as numpy arrays, with
-            the tensors of ``into`` in their places. Tensors that shared their memory wholly do so
+            Torch tensors come back as torch tensors, numpy arrays as numpy arrays, with the tensors
+            of ``into`` in their places. Tensors that shared their memory wholly do so
             again.
 
         Raises
@@ -218,7 +228,7 @@ class Checkpointer:
         self._refuse_closed()
         number = None if step is None else self._begin(step)
         self._core.wait_idle()
-        return self._read(number, self._verify, lambda reader: self._load(reader, into))
+        return self._read(number, self._verify, lambda reader: self._load(reader, into, device))
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare everything of a checkpoint with its checksums, within a few MiB of memory.
@@ -238,8 +248,8 @@ class Checkpointer:
         self._core.wait_idle()
         self._read(number, True, _verify)
 
-    def _load(self, reader: CheckpointReader, into: Any) -> Any:
-        return load(reader, into, self._allow_pickle)
+    def _load(self, reader: CheckpointReader, into: Any, device: Any) -> Any:
+        return load(reader, into, device, self._allow_pickle, self._verify)
 
     def _read(self, step: int | None, verify: bool, read: Callable[[CheckpointReader], Any]) -> Any:
         """Read a checkpoint; again if another process has replaced or removed it meanwhile."""
@@ -305,22 +315,10 @@ class Checkpointer:
         ForebayError
             What a save met that nobody has heard of.
         """
-        self._is_closed = True
+        self._closed = True
         self._core.wait_idle()
         self._core.trim()
         self._raise_failures()
-
-    def close_and_warn(self) -> None:
-        """Close, and warn of a failure that nobody waited for instead of raising it."""
-        try:
-            self.close()
-        except ForebayError as error:
-            warnings.warn(
-                f"a save failed and nobody waited for it: {error}",
-                ForebayWarning,
-                stacklevel=3,
-                source=self,
-            )
 
     def forget_pending(self) -> None:
         """Do nothing, in a forked child: the parent's saves are known to be the parent's."""
@@ -334,38 +332,14 @@ class Checkpointer:
         raise first
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
+        if self._closed:
             raise ClosedError("the checkpointer is closed: make another")
-
-    def __enter__(self) -> Checkpointer:  # noqa: PYI034 (typing.Self is in 3.11)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            # The exception on its way is the one to see; failures of saves are warned of.
-            try:
-                self.close_and_warn()
-            except ForebayWarning as warning:
-                # Warnings are errors here.
-                report_unraisable(warning, self)
-
-    def __del__(self) -> None:
-        # `__init__` may have failed before there was anything to close.
-        if not getattr(self, "_is_closed", True) and getattr(self, "_core", None) is not None:
-            self.close_and_warn()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a checkpointer can't be copied: make one in each process")
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ""
+        state = ", closed" if self._closed else ""
         return f"<forebay.checkpoint.Checkpointer of {self.directory}{state}>"
 
 

@@ -56,10 +56,25 @@ class _Numpy:
 
     def parse_device(self, device: Any) -> None:
         if device not in {None, "cpu"}:
-            raise TensorFileError(f'numpy has no device {device!r}, only "cpu"')
+            raise _no_device(device)
 
     def move(self, array: Any, device: Any, code: str) -> Any:  # noqa: ARG002 (no device)
-        raise TensorFileError(f"numpy has no device {device!r} for {code}")
+        raise _no_device(device)
+
+    def reaches(self, device: Any) -> bool:
+        raise _no_device(device)
+
+    def empty(self, length: int, device: Any) -> Any:  # noqa: ARG002 (no device)
+        raise _no_device(device)
+
+    def clone(self, memory: Any) -> Any:
+        return memory.copy()
+
+    def typed(self, memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+        return self.over(memory, dtype, shape)
+
+    def cast(self, array: Any, code: str) -> Any:
+        return array.astype(self._dtype(code))
 
     def copy(self, target: Any, source: Any) -> None:
         np.copyto(target, source, casting="unsafe")
@@ -75,6 +90,10 @@ class _Numpy:
                 f"numpy has no type for {code}: load it with forebay.torch, if torch has one"
             )
         return parse_dtype(name)
+
+
+def _no_device(device: Any) -> TensorFileError:
+    return TensorFileError(f'numpy has no device {device!r}, only "cpu"')
 
 
 FRAME = _Numpy()

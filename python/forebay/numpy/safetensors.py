@@ -11,8 +11,10 @@ from forebay._tensor_files import load as loading
 from forebay._tensor_files import save as saving
 from forebay._tensor_files.load import LoadPlan, Wish
 from forebay._tensor_files.opened import is_mapped
+from forebay._tensor_files.rooms import Room
 from forebay._tensor_files.stream import DEFAULT_BUDGET, DEFAULT_TIMEOUT, TensorStream
 from forebay.errors import InvalidInputError
+from forebay.numpy.device import DeviceArray
 from forebay.numpy.frame import FRAME, dtype_code
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def load(data: bytes, *, verify: bool = True) -> dict[str, Array]:
 
 
 def load_into(
-    target: Mapping[str, Array],
+    target: Mapping[str, Any],
     filename: Source,
     *,
     strict: bool = True,
@@ -115,7 +117,11 @@ def load_into(
     verify: bool = True,
     handle: Handle | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Load tensors of files into arrays that are there: see :func:`forebay.torch.load_into`."""
+    """Load tensors of files into arrays that are there: see :func:`forebay.torch.load_into`.
+
+    Arrays of the host are numpy's. Those in a device's memory are any with the CUDA array interface
+    that can be written to, such as cupy's: contiguous, and of the type that the file has.
+    """
     places = _Places(target)
     wish = Wish(keys=keys, verify=verify, budget=budget)
     plan = into.load_into(places, filename, FRAME, wish)
@@ -131,28 +137,43 @@ def load_into(
 class _Places:
     """Arrays that are loaded into."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays: dict[str, Array] = {}
+        self._on_devices: dict[str, DeviceArray] = {}
         for name, array in arrays.items():
-            if not isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray):
+                self._arrays[name] = array
+            elif hasattr(array, "__cuda_array_interface__"):
+                self._on_devices[name] = DeviceArray(array)
+            else:
                 raise InvalidInputError(f"{name!r} is a {type(array).__name__}, not a numpy array")
-        self._arrays = arrays
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of an array, or None if it isn't there."""
+        if name in self._on_devices:
+            return self._on_devices[name].shape
         array = self._arrays.get(name)
         return None if array is None else array.shape
 
-    def problem(self, name: str) -> str | None:
+    def problem(self, name: str, dtype: str) -> str | None:
         """Return why an array can't be loaded into, if it can't."""
+        if name in self._on_devices:
+            return self._on_devices[name].problem(dtype)
         return None if self._arrays[name].flags.writeable else "is read-only: load into a copy"
 
-    def memory(self, name: str, dtype: str) -> Any | None:
-        """Return an array's bytes, if those of the file can go there as they are."""
+    def room(self, name: str, dtype: str) -> Room | None:
+        """Return an array's memory, if the bytes of the file can go there as they are."""
+        if name in self._on_devices:
+            return self._on_devices[name].room()
         array = self._arrays[name]
         plain = array.flags.c_contiguous and array.dtype.isnative
         if not plain or dtype_code(array.dtype) != dtype:
             return None
-        return array.reshape(-1).view(np.uint8)
+        memory = array.reshape(-1).view(np.uint8)
+        return Room(memory, array.ctypes.data, memory.nbytes)
+
+    def device(self, name: str) -> None:
+        """Return None: there is no device."""
 
     def copy(self, name: str, array: Array) -> None:
         """Copy what was read into an array, as its type."""

@@ -8,7 +8,7 @@ import torch
 
 from forebay._tensor_files.frame import NAMES, View
 from forebay.errors import InvalidInputError, TensorFileError, UnsupportedError
-from forebay.torch.tensors import parse_dtype, tensor_of
+from forebay.torch.tensors import parse_dtype, tensor_of, view_over
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,6 +91,22 @@ class _Torch:
     def move(self, array: torch.Tensor, device: Any, code: str) -> torch.Tensor:
         # Cast there: devices are quicker at it, and the host needs no room for it.
         return array.to(device).to(self._dtype(code))
+
+    def reaches(self, device: torch.device) -> bool:
+        # AMD's are called cuda as well.
+        return device.type == "cuda" and torch.version.hip is None
+
+    def empty(self, length: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(length, dtype=torch.uint8, device=device)
+
+    def clone(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.clone()
+
+    def typed(self, memory: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return view_over(memory, self._dtype(dtype), packed(dtype, shape))
+
+    def cast(self, array: torch.Tensor, code: str) -> torch.Tensor:
+        return array.to(self._dtype(code))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)

@@ -8,6 +8,7 @@ import torch
 
 from forebay._tensor_files.into import load_into as load_into_arrays
 from forebay._tensor_files.load import Wish
+from forebay._tensor_files.rooms import Room
 from forebay.errors import InvalidInputError
 from forebay.torch.frame import FRAME, dtype_code
 from forebay.torch.safetensors import load_file, save_file
@@ -97,7 +98,9 @@ def load_model(
     strict : bool
         Refuse files that lack a tensor of the model, or have one that it hasn't.
     device : str or int
-        Where tensors pass through on their way into the model.
+        Where tensors pass through on their way into the model, unless some of its own are on CUDA
+        devices and no module of it has a way of its own to take tensors: they go straight into
+        place then.
     backend, verify, handle
         As for :func:`load_file`.
 
@@ -113,8 +116,11 @@ def load_model(
     RuntimeError
         Tensors are missing or unexpected, and ``strict`` is true, or have another shape.
     """
+    tensors = model.state_dict()
+    if _goes_straight(model, tensors):
+        return _load_straight(model, tensors, filename, strict, verify, handle)
     found = load_file(filename, device, backend=backend, verify=verify, handle=handle)
-    duplicates = duplicate_names(model.state_dict(), found)
+    duplicates = duplicate_names(tensors, found)
     lacking, unexpected = model.load_state_dict(found, strict=False)
     missing = set(lacking)
     for others in duplicates.values():
@@ -123,6 +129,51 @@ def load_model(
         missing.difference_update(others)
     if strict and (missing or unexpected):
         raise RuntimeError(_complaint(model, missing, unexpected))
+    return missing, unexpected
+
+
+def _goes_straight(model: torch.nn.Module, tensors: Mapping[str, Any]) -> bool:
+    """Whether a model's tensors can be loaded into place, and going elsewhere first would cost."""
+    plain = torch.nn.Module
+    return (
+        any(
+            isinstance(item, torch.Tensor) and FRAME.reaches(item.device)
+            for item in tensors.values()
+        )
+        and all(isinstance(item, torch.Tensor) for item in tensors.values())
+        and type(model).load_state_dict is plain.load_state_dict
+        and all(
+            type(module)._load_from_state_dict is plain._load_from_state_dict  # noqa: SLF001
+            and not module._load_state_dict_pre_hooks  # noqa: SLF001 (there is no other way to ask)
+            and not module._load_state_dict_post_hooks  # noqa: SLF001
+            for module in model.modules()
+        )
+    )
+
+
+def _load_straight(
+    model: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    filename: Source,
+    strict: bool,
+    verify: bool,
+    handle: Handle | None,
+) -> tuple[set[str], list[str]]:
+    """Load a model's tensors into place, and say what is missing as :func:`load_model` does."""
+    places = _Places(tensors)
+    try:
+        plan = load_into_arrays(places, filename, FRAME, Wish(verify=verify))
+    except InvalidInputError as error:
+        raise RuntimeError(str(error)) from error
+    missing = set(places.without(plan.found))
+    unexpected = list(plan.unexpected)
+    for others in duplicate_names(tensors, plan.found).values():
+        # A tied tensor is there under one name; under two, the file is another model's.
+        unexpected += [name for name in others if name in plan.found]
+    if strict and (missing or unexpected):
+        raise RuntimeError(_complaint(model, missing, unexpected))
+    with torch.no_grad():
+        plan.run(handle)
     return missing, unexpected
 
 
@@ -138,9 +189,10 @@ def load_into(
 ) -> tuple[list[str], list[str]]:
     """Load tensors of files into the memory of tensors that are there.
 
-    What has the same type and is contiguous on the CPU is read straight into place, with no memory
-    beside it. The rest (another type, another device) streams through a budget. All shapes are
-    compared before the first byte is read; what fails later leaves tensors partly loaded.
+    What has the same type and is contiguous, on the CPU or a CUDA device, is read straight into
+    place, with no memory beside it. The rest goes through memory of bounded size: on a CUDA device
+    if the tensor is on one, else on the CPU, through a budget. All shapes are compared before the
+    first byte is read; what fails later leaves tensors partly loaded.
 
     Parameters
     ----------
@@ -207,23 +259,32 @@ class _Places:
         packed = tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None) and shape
         return (*shape[:-1], shape[-1] * 2) if packed else shape
 
-    def problem(self, name: str) -> str | None:
+    def problem(self, name: str, dtype: str) -> str | None:  # noqa: ARG002 (all are converted)
         """Return why a tensor can't be loaded into, if it can't."""
         if self._tensors[name].device.type == "meta":
             return "has no memory (it is on the device meta): call .to_empty(device=...) first"
         return None
 
-    def memory(self, name: str, dtype: str) -> Any | None:
-        """Return a tensor's bytes, if those of the file can go there as they are."""
+    def room(self, name: str, dtype: str) -> Room | None:
+        """Return a tensor's memory, if the bytes of the file can go there as they are."""
         tensor = self._tensors[name]
+        on_host = tensor.device.type == "cpu"
         straight = (
-            tensor.device.type == "cpu"
+            (on_host or FRAME.reaches(tensor.device))
             and tensor.is_contiguous()
             and not tensor.is_conj()
             and not tensor.is_neg()
             and dtype_code(tensor.dtype) == dtype
         )
-        return as_bytes(tensor).numpy() if straight else None
+        if not straight:
+            return None
+        memory = as_bytes(tensor)
+        return Room(memory.numpy() if on_host else memory, tensor.data_ptr(), memory.numel())
+
+    def device(self, name: str) -> torch.device | None:
+        """Return the device that a tensor is on, if the core reaches it."""
+        device = self._tensors[name].device
+        return device if FRAME.reaches(device) else None
 
     def copy(self, name: str, array: torch.Tensor) -> None:
         """Copy what was read into a tensor, as its type and to its device."""

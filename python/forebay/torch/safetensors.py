@@ -16,6 +16,8 @@ from forebay.torch.sharing import refuse_shared
 from forebay.torch.tensors import as_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay._tensor_files.select import Keys, Path, Source
     from forebay.handle import Durability, Handle
 
@@ -35,7 +37,8 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """Load tensors: all of a file, or some; cast or not; of one file or of a sharded model.
 
-    Tensors are views of few regions of memory, which stay for as long as one of them does.
+    On the CPU, tensors are views of few regions of memory, which stay for as long as one of them
+    does.
 
     Parameters
     ----------
@@ -43,7 +46,9 @@ def load_file(
         A file, a ``model.safetensors.index.json``, the directory of a model, or several files,
         which are read at the same time, best from a drive each.
     device : str or int
-        Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU.
+        Where to: ``"cpu"``, ``"cuda:1"``, the number of a GPU. To a CUDA device, tensors go
+        straight from the drive through staging blocks of bounded size; small neighbours in a file
+        share memory there, of 4 MiB at the most.
     backend : {"mmap", "pread"}
         ``"mmap"`` takes what the page cache has from there, without a copy, as ``safetensors``
         does; the rest is read. Other programs that write to the file in place change the tensors
@@ -58,7 +63,7 @@ def load_file(
     verify : bool
         Check the checksums of files that have them, as those that Forebay wrote do.
     budget : int or str, optional
-        Refuse the load if it takes more memory than this.
+        Refuse the load if it takes more memory of the host than this.
     handle : Handle, optional
         What to read with; by default, a handle of the process.
 
@@ -133,7 +138,8 @@ def stream(
     filename, device, keys, dtype, verify, handle
         As for :func:`load_file`. The budget is shared with what is cast on the CPU.
     budget : int or str
-        Most host memory for what is read ahead and what the consumer holds.
+        Most host memory for what is read ahead and what the consumer holds; of tensors that go to a
+        CUDA device, the device's memory for what is read ahead.
     timeout : float, optional
         Seconds to wait for the consumer to let go of tensors when the budget is used up; ``None``
         is for ever.
@@ -168,7 +174,8 @@ def save_file(
 
     The file is whole or as before, whatever happens: it is written under another name in the same
     directory, made durable, and renamed. An existing file's mode stays; that of a new one is what
-    the umask leaves. Tensors must not change meanwhile.
+    the umask leaves. Tensors must not change meanwhile. Those on CUDA devices pass through a few
+    pieces of pinned memory, in order behind the current stream of their device.
 
     Parameters
     ----------
@@ -194,7 +201,7 @@ def save_file(
     SystemCallError
         The system refused (also an ``OSError``). The file is as before.
     """
-    saving.write(_entries(tensors), filename, metadata, durability, checksums, handle)
+    saving.write(_entries(tensors, _lent), filename, metadata, durability, checksums, handle)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -205,7 +212,7 @@ def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = Non
     tensors, metadata
         As for :func:`save_file`.
     """
-    return saving.serialize(_entries(tensors), metadata)
+    return saving.serialize(_entries(tensors, _on_host), metadata)
 
 
 def load(data: bytes, *, verify: bool = True) -> dict[str, torch.Tensor]:
@@ -221,7 +228,9 @@ def load(data: bytes, *, verify: bool = True) -> dict[str, torch.Tensor]:
     return saving.deserialize(data, FRAME, verify)
 
 
-def _entries(tensors: dict[str, torch.Tensor]) -> list[saving.Entry]:
+def _entries(
+    tensors: dict[str, torch.Tensor], place: Callable[[torch.Tensor], torch.Tensor]
+) -> list[saving.Entry]:
     if not isinstance(tensors, dict):
         raise ValueError(f"a dict of tensors by name is needed, not {type(tensors).__name__}")
     for name, tensor in tensors.items():
@@ -233,10 +242,12 @@ def _entries(tensors: dict[str, torch.Tensor]) -> list[saving.Entry]:
                 ".to_dense(), which may be much larger"
             )
     refuse_shared(tensors)
-    return [_entry(name, tensor) for name, tensor in tensors.items()]
+    return [_entry(name, tensor, place) for name, tensor in tensors.items()]
 
 
-def _entry(name: str, tensor: torch.Tensor) -> saving.Entry:
+def _entry(
+    name: str, tensor: torch.Tensor, place: Callable[[torch.Tensor], torch.Tensor]
+) -> saving.Entry:
     code = dtype_code(tensor.dtype)
     if not tensor.is_contiguous():
         raise ValueError(
@@ -244,10 +255,20 @@ def _entry(name: str, tensor: torch.Tensor) -> saving.Entry:
             "of, and slice when loading"
         )
     # What is marked as conjugate or negative only is so in a file as well.
-    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    plain = place(tensor.detach()).resolve_conj().resolve_neg().contiguous()
     shape = tuple(plain.shape)
     if code == "F4":
         if not shape:
             raise ValueError(f"{name!r} is one byte of F4, half of which the format can't have")
         shape = (*shape[:-1], shape[-1] * 2)
-    return saving.parse_name(name), code, shape, as_bytes(plain).numpy()
+    memory = as_bytes(plain)
+    return saving.parse_name(name), code, shape, memory.numpy() if memory.is_cpu else memory
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu")
+
+
+def _lent(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor where the core takes its bytes from."""
+    return tensor if FRAME.reaches(tensor.device) else tensor.to("cpu")

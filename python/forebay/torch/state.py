@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay._tensor_files.rooms import Room
 from forebay.checkpoint.arrays import Plain, shape_of, shares_elements
 from forebay.errors import InvalidBufferError, InvalidInputError, MismatchError
-from forebay.torch import tensor_of
+from forebay.torch.frame import FRAME
+from forebay.torch.tensors import as_bytes, tensor_of, view_over
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -74,20 +76,55 @@ class TorchState:
         return ("torch", str(tensor.device), layout, tensor.is_conj(), tensor.is_neg())
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return it, or a copy on the CPU in C order."""
-        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        """Return it, or a copy in C order, where the core takes its bytes from."""
+        plain = tensor.detach()
+        if not FRAME.reaches(plain.device):
+            plain = plain.cpu()
+        return plain.resolve_conj().resolve_neg().contiguous()
 
-    def build(self, memory: np.ndarray[Any, Any], plain: Plain) -> torch.Tensor:
-        """Return a tensor over bytes."""
+    def parse_device(self, device: Any) -> torch.device | None:
+        """Return a device as torch has it, or None for the CPU."""
+        return FRAME.parse_device(device)
+
+    def move(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a tensor on a device that the core doesn't reach."""
+        return tensor.to(device)
+
+    def reaches(self, device: torch.device) -> bool:
+        """Return whether the core moves bytes to a device."""
+        return FRAME.reaches(device)
+
+    def device(self, tensor: torch.Tensor) -> torch.device | None:
+        """Return the device that a tensor is on, if the core reaches it."""
+        return tensor.device if FRAME.reaches(tensor.device) else None
+
+    def room(self, tensor: torch.Tensor) -> Room | None:
+        """Return a tensor's memory, if its bytes are its values in C order."""
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            return None
+        memory = as_bytes(tensor.detach())
+        return Room(memory, tensor.data_ptr(), memory.numel())
+
+    def empty(self, length: int, device: torch.device) -> torch.Tensor:
+        """Return bytes on a device."""
+        return FRAME.empty(length, device)
+
+    def clone(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return a copy of bytes on a device."""
+        return FRAME.clone(memory)
+
+    def build(self, memory: np.ndarray[Any, Any] | torch.Tensor, plain: Plain) -> torch.Tensor:
+        """Return a tensor over bytes, of the host or of a device."""
         dtype = getattr(torch, plain.own_dtype or _NAMES.get(plain.dtype, ""), None)
         if not isinstance(dtype, torch.dtype) or str(dtype).startswith("torch.q"):
             raise MismatchError(
                 f"torch has no type for tensors of {plain.own_dtype or plain.dtype}"
             )
         shape = shape_of(plain, dtype.itemsize)
-        if memory.size and memory.ctypes.data % dtype.itemsize:
-            memory = memory.copy()
-        return tensor_of(memory, dtype, shape)
+        if isinstance(memory, torch.Tensor):
+            return view_over(memory, dtype, shape)
+        is_aligned = memory.size == 0 or memory.ctypes.data % dtype.itemsize == 0
+        return tensor_of(memory if is_aligned else memory.copy(), dtype, shape)
 
     def refuse_target(self, tensor: torch.Tensor) -> None:
         """Raise an error if a tensor's elements share memory, so that they can't be filled."""

@@ -15,7 +15,7 @@ from forebay.memory import dtype_name
 if TYPE_CHECKING:
     from forebay._forebay import PinnedBuffer
 
-__all__ = ["as_bytes", "parse_dtype", "tensor_of", "tensor_over"]
+__all__ = ["as_bytes", "parse_dtype", "tensor_of", "tensor_over", "view_over"]
 
 
 def parse_dtype(dtype: Any) -> torch.dtype:
@@ -46,6 +46,20 @@ def tensor_of(
     storage = torch.from_numpy(memory).untyped_storage()
     tensor = torch.empty(0, dtype=dtype, device="cpu")
     return tensor.set_(storage, 0, extents)  # type: ignore[call-overload,no-any-return]
+
+
+def view_over(memory: torch.Tensor, dtype: torch.dtype, extents: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor over bytes on any device, which begin at a whole item.
+
+    As for :func:`tensor_of`, it isn't itself a view.
+    """
+    if memory.numel() == 0:
+        return torch.empty(extents, dtype=dtype, device=memory.device)
+    tensor = torch.empty(0, dtype=dtype, device=memory.device)
+    begin = memory.storage_offset() // dtype.itemsize
+    return tensor.set_(  # type: ignore[call-overload,no-any-return]
+        memory.untyped_storage(), begin, extents
+    )
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class _AheadFile(OpenFile):
         piece = _Piece(names)
         self._pieces.update(dict.fromkeys(names, piece))
 
-    def whole(self, frame: Frame, name: str) -> Any:
+    def whole(self, frame: Frame, name: str, device: Any | None) -> Any:
         """Return a tensor. The second time, it is loaded alone."""
         entry = self.entry(name)
         frame.check(entry.dtype, entry.shape)
@@ -64,9 +64,9 @@ class _AheadFile(OpenFile):
         with piece.lock:
             if piece.loaded is None:
                 names = [neighbour for neighbour in piece.names if self._has_type(frame, neighbour)]
-                piece.loaded = dict(self.some(frame, names))
+                piece.loaded = dict(self.some(frame, names, device))
             found = piece.loaded.pop(name, None)
-        return super().whole(frame, name) if found is None else found
+        return super().whole(frame, name, device) if found is None else found
 
     def _has_type(self, frame: Frame, name: str) -> bool:
         """Whether the framework has a tensor's type: one that it hasn't is no concern of others."""

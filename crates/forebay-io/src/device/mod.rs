@@ -41,6 +41,7 @@ pub use devices::Devices;
 pub use event::Event;
 pub use library::Search;
 pub use memory::DeviceMemory;
+pub(crate) use pointer::allocation_at;
 pub use pointer::{Place, memory_at};
 pub use presence::notice;
 pub use stream::{CallerStream, Stream};

@@ -81,7 +81,7 @@ pub fn memory_at(cuda: &Cuda, address: usize) -> Result<Place> {
 /// # Errors
 ///
 /// The driver refuses, as for memory that isn't a device's.
-pub(super) fn allocation_at(cuda: &Cuda, address: DeviceAddress) -> Result<u64> {
+pub(crate) fn allocation_at(cuda: &Cuda, address: DeviceAddress) -> Result<u64> {
     cuda.refuse_forked()?;
     let (wanted, mut number) = (BUFFER_ID, 0u64);
     let mut result: *mut c_void = std::ptr::from_mut(&mut number).cast();

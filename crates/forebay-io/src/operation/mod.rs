@@ -13,6 +13,7 @@
 //!   back; files are closed before anybody hears that the operation is done.
 //! - An operation is in the scheduler's queue, or has units out, or is done.
 
+mod sums;
 mod ticket;
 mod unit;
 
@@ -35,6 +36,7 @@ use crate::scheduler::Scheduler;
 use crate::staging::BlockCounts;
 use crate::tracker::Tracker;
 
+pub(crate) use sums::{Sums, join};
 pub use ticket::Operation;
 pub(crate) use unit::{Take, Unit, Work};
 
@@ -69,6 +71,9 @@ pub(crate) struct Plan {
     /// A store that replaces all of each file.
     pub(crate) whole_file: bool,
     pub(crate) require_direct: bool,
+    /// The checksums of the request's parts, if they are wanted. Every byte has to pass through the
+    /// host's memory then: a route that goes around it is out of the question.
+    pub(crate) sums: Option<Arc<Sums>>,
     pub(crate) block_bytes: usize,
     pub(crate) staged_block_bytes: usize,
     /// The same for memory of devices.
@@ -348,6 +353,7 @@ impl Shared {
             progress.position += block.length;
             return Ok(Some(Work::Move {
                 file: Arc::clone(&opened.file),
+                part: progress.next,
                 span: part.span,
                 block,
                 device: part.device,

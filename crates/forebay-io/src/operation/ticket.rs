@@ -95,6 +95,14 @@ impl Operation {
         self.0.bytes_total
     }
 
+    /// The CRC32C of each part of a request that asked for them, in order, of the bytes that were
+    /// moved. `None` unless it is done and all of it has moved.
+    pub fn checksums(&self) -> Option<Vec<u32>> {
+        let sums = self.0.plan.sums.as_ref()?;
+        let moved = matches!(lock(&self.0.outcome).result, Some(Ok(())));
+        moved.then(|| sums.all())
+    }
+
     /// Signals the event once it is done; at once if it is.
     pub fn notify(&self, wake: &Arc<WakeEvent>) {
         let mut outcome = lock(&self.0.outcome);

@@ -71,6 +71,8 @@ pub(crate) enum Work {
     },
     Move {
         file: Arc<TensorFile>,
+        /// Index into the plan's parts.
+        part: usize,
         span: Span,
         block: Block,
         /// Index into the plan's devices.

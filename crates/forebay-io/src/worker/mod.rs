@@ -10,6 +10,7 @@
 mod bindings;
 mod copies;
 mod flight;
+mod sums;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -500,6 +501,7 @@ impl Worker {
 
     /// All bytes of a block are where they should be: counts them.
     fn deliver(&mut self, token: usize, mut flight: Flight) {
+        sums::add(&flight);
         let Some((_, _, block)) = flight.block() else {
             return self.end(token, flight, Ok(0));
         };

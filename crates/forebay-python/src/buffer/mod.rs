@@ -16,6 +16,7 @@ pub(crate) mod cuda;
 mod dlpack;
 pub(crate) mod gds;
 mod interface;
+pub(crate) mod lent;
 mod protocol;
 mod runs;
 pub(crate) mod submit;

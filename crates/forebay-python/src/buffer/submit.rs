@@ -18,6 +18,8 @@ pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, u64);
 pub(crate) struct Job {
     request: Request,
     keep: Vec<Py<PyAny>>,
+    /// The bytes of each run of each array, if their checksums are wanted.
+    run_lengths: Vec<Vec<u64>>,
 }
 
 // SAFETY: the addresses in `request` are those of memory that `keep` holds in place, which any
@@ -52,6 +54,7 @@ pub(crate) struct Terms {
     pub(crate) whole_file: bool,
     pub(crate) priority: Priority,
     pub(crate) durability: Option<Durability>,
+    pub(crate) checksums: bool,
 }
 
 impl Job {
@@ -60,6 +63,7 @@ impl Job {
         let mut files: Vec<Target> = Vec::new();
         let mut parts = Vec::with_capacity(items.len());
         let mut keep = Vec::with_capacity(items.len());
+        let mut run_lengths = Vec::new();
         let mut devices = Numbered::default();
         let mut numbers = std::collections::HashMap::new();
         for (object, target, offset) in items {
@@ -73,25 +77,36 @@ impl Job {
                 Some(device) => Some(devices.number(&object, device)?),
                 None => None,
             };
-            parts.extend(memory.pieces().into_iter().map(|(address, length, position)| {
+            let pieces = memory.pieces();
+            if terms.checksums {
+                let lengths = pieces.iter().map(|(_, length, _)| *length as u64);
+                run_lengths.push(lengths.collect());
+            }
+            parts.extend(pieces.into_iter().map(|(address, length, position)| {
                 let offset = offset.saturating_add(position as u64);
                 Part { file, offset, address, length, device }
             }));
             keep.push(memory.keep);
         }
-        let Terms { direction, whole_file, priority, durability } = terms;
+        let Terms { direction, whole_file, priority, durability, checksums } = terms;
         let request = Request {
             direction,
             files,
             parts,
             devices: devices.access,
             whole_file,
+            checksums,
             priority,
             durability,
             commit: None,
             keep: None,
         };
-        Ok(Self { request, keep })
+        Ok(Self { request, keep, run_lengths })
+    }
+
+    /// The bytes of each run of each array; nothing if no checksums are wanted.
+    pub(crate) fn take_run_lengths(&mut self) -> Vec<Vec<u64>> {
+        std::mem::take(&mut self.run_lengths)
     }
 
     /// Starts it. The operation keeps the arrays until its last transfer is through.
@@ -109,7 +124,7 @@ impl Job {
         stripe: &Stripe,
         durability: Durability,
     ) -> forebay_io::Result<Self> {
-        Ok(Self { request: stripe.spread(self.request, durability)?, keep: self.keep })
+        Ok(Self { request: stripe.spread(self.request, durability)?, ..self })
     }
 
     /// Does it at once if it is a short load from the page cache; `false` if it isn't.
@@ -158,6 +173,12 @@ impl Bytes {
         Self(memory)
     }
 
+    /// The address and the number of them, wherever they are.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.0.address.addr(), self.0.length)
+    }
+
+    /// Those of an array in the host's memory.
     pub(crate) fn as_slice(&self) -> &[u8] {
         if self.0.length == 0 {
             return &[];

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use forebay::checkpoint::{Reader, State, TensorSpec};
 use forebay::safetensors::{Dtype, Stop};
-use forebay_io::{Handle, Result};
+use forebay_io::{Handle, Lent, Result};
 
 use crate::random::Random;
 
@@ -44,7 +44,7 @@ impl Sample {
 
     /// Calls with the state, to be saved.
     pub fn with<T>(&self, call: impl FnOnce(State<'_>) -> T) -> T {
-        let bytes: Vec<&[u8]> = self.contents.iter().map(Vec::as_slice).collect();
+        let bytes: Vec<Lent<'_>> = self.contents.iter().map(|bytes| Lent::Host(bytes)).collect();
         let rest = self.rest.as_bytes();
         call(State { tensors: &self.tensors, bytes: &bytes, rest })
     }

@@ -1,4 +1,5 @@
-//! Copies a state into memory of the pool, chunk by chunk, while its owner waits.
+//! Copies a state into memory of the pool, chunk by chunk, while its owner waits. What is on devices
+//! comes by copies on streams of Forebay's own, behind what the owner's streams had to do.
 //!
 //! What fits into the budget is just copied; beyond it, a chunk is copied as soon as the writer has
 //! given another back, so a state of any size is captured, and what doesn't fit is written by then.
@@ -10,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_io::memory::ALIGNMENT_DEFAULT;
-use forebay_io::{ErrorKind, Pool, PoolBuffer, Result};
+use forebay_io::{DeviceBytes, ErrorKind, Gather, Handle, Lent, Pool, PoolBuffer, Result};
 
 use super::checksum::in_memory;
 use super::job::Job;
@@ -35,11 +36,15 @@ pub(super) struct Captured {
 #[derive(Debug)]
 pub(super) struct Capture<'a> {
     pub(super) job: &'a Job,
+    /// Counts what is copied from devices.
+    pub(super) handle: &'a Handle,
     pub(super) pool: &'a Arc<Pool>,
     pub(super) shards: &'a [ShardLayout],
     pub(super) chunks: &'a [Chunk],
     /// The bytes of each tensor of the state.
-    pub(super) bytes: &'a [&'a [u8]],
+    pub(super) bytes: &'a [Lent<'a>],
+    /// Chunks that may be there without being written, if that isn't up to the pool's budget.
+    pub(super) ahead_max: Option<usize>,
 }
 
 impl Capture<'_> {
@@ -91,12 +96,13 @@ impl Capture<'_> {
     }
 
     fn copy(&self, next: &AtomicUsize, stop: &AtomicBool, sender: &Sender<Captured>) -> Result<()> {
+        let mut gather = Gather::new(self.handle);
         let goes_on = || !stop.load(Ordering::Relaxed) && !self.job.is_cancelled();
         while goes_on() {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&chunk) = self.chunks.get(index) else { break };
             let Some(mut buffer) = self.allocate(chunk, &goes_on)? else { break };
-            self.fill(chunk, buffer.as_mut_slice());
+            self.fill(chunk, buffer.as_mut_slice(), &mut gather)?;
             if sender.send(Captured { chunk, buffer }).is_err() {
                 break;
             }
@@ -107,6 +113,9 @@ impl Capture<'_> {
     /// Memory for a chunk, as soon as there is some; `None` once there is no need for it.
     fn allocate(&self, chunk: Chunk, goes_on: &dyn Fn() -> bool) -> Result<Option<PoolBuffer>> {
         let length = usize::try_from(chunk.end - chunk.start).unwrap_or(usize::MAX);
+        while goes_on() && self.ahead_max.is_some_and(|most| self.job.captured_count() >= most) {
+            self.job.wait_for_buffer(SLICE);
+        }
         if let Ok(buffer) = self.pool.allocate(length, ALIGNMENT_DEFAULT) {
             self.job.add_captured();
             return Ok(Some(buffer));
@@ -132,11 +141,16 @@ impl Capture<'_> {
         Ok(None)
     }
 
-    fn fill(&self, chunk: Chunk, buffer: &mut [u8]) {
+    fn fill(&self, chunk: Chunk, buffer: &mut [u8], gather: &mut Gather<'_>) -> Result<()> {
+        let mut copies: Vec<(usize, DeviceBytes<'_>)> = Vec::new();
         for placed in self.shards[chunk.shard].within(chunk.start, chunk.end) {
             let (start, end) = (placed.start.max(chunk.start), placed.end.min(chunk.end));
-            let source = &self.bytes[placed.tensor][in_memory(start, end, placed.start)];
-            buffer[in_memory(start, end, chunk.start)].copy_from_slice(source);
+            let to = in_memory(start, end, chunk.start);
+            match self.bytes[placed.tensor].part(in_memory(start, end, placed.start)) {
+                Lent::Host(source) => buffer[to].copy_from_slice(source),
+                Lent::Device(source) => copies.push((to.start, source)),
+            }
         }
+        if copies.is_empty() { Ok(()) } else { gather.copy_while(buffer, &copies, || ()) }
     }
 }

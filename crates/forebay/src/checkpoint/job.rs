@@ -100,6 +100,11 @@ impl Job {
         self.state().captured_count += 1;
     }
 
+    /// Buffers of captured bytes that aren't written yet.
+    pub(super) fn captured_count(&self) -> usize {
+        self.state().captured_count
+    }
+
     /// A buffer was given back.
     pub(super) fn remove_captured(&self) {
         let mut state = self.state();

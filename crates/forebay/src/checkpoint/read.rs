@@ -281,7 +281,8 @@ impl Reader {
         Ok(error.hint("load an older step, or take the file from a copy"))
     }
 
-    fn shard_path(&self, index: usize) -> PathBuf {
+    /// The file of a shard.
+    pub fn shard_path(&self, index: usize) -> PathBuf {
         self.directory.join(shard_file(index))
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_io::memory::ALIGNMENT_DEFAULT;
 use forebay_io::{
-    Durability, Error, ErrorKind, Handle, Options, Pool, PoolOptions, Result, Tunings,
+    Durability, Error, ErrorKind, Handle, Lent, Options, Pool, PoolOptions, Result, Tunings,
 };
 
 use super::capture::{Capture, Captured, SLICE};
@@ -26,6 +26,9 @@ use super::read::Reader;
 use super::storage::{FileSystem, Storage};
 use super::write::{Write, sync_directory};
 
+/// Chunks that are copied ahead of the writers for a caller who waits for them: enough for the
+/// threads of both.
+const CHUNKS_AHEAD: usize = 8;
 /// The least that memory is mapped by.
 const PAGE_BYTES: usize = 4096;
 
@@ -36,7 +39,7 @@ pub struct State<'a> {
     /// What the tensors are; no two have one name.
     pub tensors: &'a [TensorSpec],
     /// The bytes of each of them.
-    pub bytes: &'a [&'a [u8]],
+    pub bytes: &'a [Lent<'a>],
     /// What isn't tensors: the content of `state.json`.
     pub rest: &'a [u8],
 }
@@ -60,6 +63,7 @@ pub enum Meanwhile {
 ///
 /// ```
 /// use forebay::checkpoint::{CheckpointOptions, Checkpointer, Meanwhile, State, TensorSpec};
+/// use forebay::io::Lent;
 /// use forebay::safetensors::{Dtype, Stop};
 ///
 /// let directory = tempfile::tempdir()?;
@@ -67,7 +71,7 @@ pub enum Meanwhile {
 /// let weights = [1, 2, 3, 4, 5];
 /// let name = "weights".to_owned();
 /// let tensors = [TensorSpec { name, dtype: Dtype::U8, shape: vec![5] }];
-/// let state = State { tensors: &tensors, bytes: &[&weights], rest: b"{}" };
+/// let state = State { tensors: &tensors, bytes: &[Lent::Host(&weights)], rest: b"{}" };
 /// if let Some(ticket) = checkpointer.save(42, state, Meanwhile::GoesOn, &mut || Ok(()))? {
 ///     ticket.wait()?;
 /// }
@@ -384,8 +388,15 @@ impl Shared {
             return Err(naming(Error::from_io(error, "cannot start a thread")));
         }
         let chunks = chunks(&shards, self.chunk_bytes);
-        let capture =
-            Capture { job, pool: &self.pool, shards: &shards, chunks: &chunks, bytes: state.bytes };
+        let capture = Capture {
+            job,
+            handle: &self.handle,
+            pool: &self.pool,
+            shards: &shards,
+            chunks: &chunks,
+            bytes: state.bytes,
+            ahead_max: (meanwhile == Meanwhile::Waits).then_some(CHUNKS_AHEAD),
+        };
         let captured = capture.run(sender, poll);
         if captured.is_ok() && !job.is_cancelled() {
             return Ok(());

@@ -10,9 +10,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use forebay_io::{Error, ErrorKind, Result};
+use forebay_io::{Error, ErrorKind, Result, crc32c};
 
-use super::checksum::{DIGITS, crc32c, from_digits};
+use super::checksum::{DIGITS, from_digits};
 use super::json::{self, Entries};
 
 /// The longest header, in bytes: the reference's limit.

@@ -68,7 +68,7 @@ impl Default for LoadOptions {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use forebay::io::{Handle, Options};
+/// use forebay::io::{Handle, Lent, Options};
 /// use forebay::safetensors::{
 ///     Dtype, LoadOptions, LoadPlan, PlanOptions, SaveOptions, Source, TensorData, load, save,
 /// };
@@ -76,7 +76,8 @@ impl Default for LoadOptions {
 /// let directory = tempfile::tempdir()?;
 /// let path = directory.path().join("model.safetensors");
 /// let handle = Handle::new(Options::default())?;
-/// let tensor = TensorData { name: "w", dtype: Dtype::I16, shape: &[2], bytes: &[1, 0, 2, 0] };
+/// let bytes = Lent::Host(&[1, 0, 2, 0]);
+/// let tensor = TensorData { name: "w", dtype: Dtype::I16, shape: &[2], bytes };
 /// save(&handle, &path, &[tensor], None, &SaveOptions::default())?;
 ///
 /// let opened = Arc::new(Source::of(&path).open()?);
@@ -169,8 +170,8 @@ pub(super) fn is_checked(file: &OpenedFile) -> bool {
     file.header.checksums() == ChecksumState::Ours
 }
 
-/// Takes note of a file whose checksums say nothing.
-pub(super) fn note_unverified(handle: &Handle, file: &OpenedFile) {
+/// Takes note of a file that was loaded, if its checksums say nothing: a fallback of the handle's.
+pub fn note_unverified(handle: &Handle, file: &OpenedFile) {
     if file.header.checksums() == ChecksumState::Stale {
         handle.note_fallback(&format!(
             "{} is not verified: its checksums were copied from another file by the library that \

@@ -2,36 +2,29 @@
 //! one's name when it is whole.
 //!
 //! Each piece is filled and checked in one pass over the tensors' bytes, while earlier pieces are on
-//! their way to the drive. Pieces are whole pages at offsets of whole pages, so that all of a file
+//! their way to the drive; what comes from devices is checked once it is there (see `outgoing`). Pieces are whole pages at offsets of whole pages, so that all of a file
 //! but its last bytes goes straight to the drive, however many small tensors it has.
 //!
 //! # Invariants
 //!
-//! - The memory taken is `PIECE_BYTES` × `PIECES_MAX`, whatever is saved.
+//! - The memory taken is that of a few pieces, whatever is saved.
 //! - The header is written last, the name changed after everything is durable, and the directory
 //!   synced after that. A failure removes the new file and leaves the old one alone.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_io::{
-    Direction, Durability, Error, ErrorKind, Handle, OwnedMemory, OwnedOperation, Result, reserve,
+    Durability, Error, ErrorKind, Handle, Lent, Result, crc32c, crc32c_combine, reserve,
 };
 
-use super::checksum::{crc32c, crc32c_combine};
 use super::draft::{Draft, TensorSpec};
+use super::outgoing::Pieces;
 use super::replaced::Replaced;
 use super::{Dtype, Stop};
 
-/// Bytes of a piece: long enough that a drive does its best with a few of them.
-const PIECE_BYTES: usize = 8 << 20;
-/// Pieces that are filled or on their way at once.
-const PIECES_MAX: usize = 8;
 /// What is copied and checked at a time: fits in a core's second-level cache.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Alignment of the pieces: a page, the most that direct I/O asks for.
-const ALIGNMENT: usize = 4096;
 
 /// A tensor to be saved.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +36,7 @@ pub struct TensorData<'a> {
     /// Its extents.
     pub shape: &'a [u64],
     /// Its elements, in C order, little endian.
-    pub bytes: &'a [u8],
+    pub bytes: Lent<'a>,
 }
 
 impl<'a> TensorData<'a> {
@@ -82,13 +75,14 @@ impl Default for SaveOptions {
 /// # Examples
 ///
 /// ```
-/// use forebay::io::{Handle, Options};
+/// use forebay::io::{Handle, Lent, Options};
 /// use forebay::safetensors::{Dtype, Header, SaveOptions, TensorData, save};
 ///
 /// let directory = tempfile::tempdir()?;
 /// let path = directory.path().join("model.safetensors");
 /// let handle = Handle::new(Options::default())?;
-/// let tensor = TensorData { name: "w", dtype: Dtype::I16, shape: &[2], bytes: &[1, 0, 2, 0] };
+/// let bytes = Lent::Host(&[1, 0, 2, 0]);
+/// let tensor = TensorData { name: "w", dtype: Dtype::I16, shape: &[2], bytes };
 /// save(&handle, &path, &[tensor], None, &SaveOptions::default())?;
 /// let header = Header::read(&path)?;
 /// assert_eq!(header.get("w").unwrap().shape, [2]);
@@ -111,7 +105,7 @@ pub fn save(
     let order = draft.order().to_vec();
     let mut writer = TensorWriter::create(handle, path, draft, options)?;
     for index in order {
-        writer.write(tensors[index].bytes)?;
+        writer.write_lent(tensors[index].bytes)?;
     }
     writer.finish()
 }
@@ -135,10 +129,11 @@ fn check_length(tensor: &TensorData<'_>) -> Result<()> {
 #[derive(Debug)]
 pub struct TensorWriter<'a> {
     path: PathBuf,
+    handle: &'a Handle,
     draft: Draft,
     options: SaveOptions,
     pieces: Pieces<'a>,
-    checksums: Vec<u32>,
+    sums: Sums,
     /// Bytes of the data section that have come.
     written: u64,
     target: Replaced,
@@ -162,18 +157,11 @@ impl<'a> TensorWriter<'a> {
         reserve(target.file(), draft.file_bytes()).map_err(named)?;
         let file = target.file().try_clone();
         let file = file.map_err(|error| named(Error::from_io(error, "cannot open")))?;
-        let pieces = Pieces {
-            handle,
-            file,
-            stop: options.stop.clone(),
-            filling: None,
-            filled: 0,
-            offset: draft.data_start(),
-            on_their_way: VecDeque::new(),
-        };
+        let pieces = Pieces::new(handle, file, draft.data_start(), options.stop.clone());
         Ok(Self {
             path,
-            checksums: vec![0; draft.tensors().len()],
+            sums: Sums::new(&draft),
+            handle,
             draft,
             options: options.clone(),
             pieces,
@@ -193,39 +181,44 @@ impl<'a> TensorWriter<'a> {
     ///
     /// What an earlier piece met on its way; [`ErrorKind::InvalidInput`] for more than there are.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let total = self.draft.file_bytes() - self.draft.data_start();
-        if self.written + bytes.len() as u64 > total {
-            let text = format!("more bytes than the {total} of the tensors:");
-            return Err(self.named(Error::new(ErrorKind::InvalidInput, text)));
-        }
+        self.expect(bytes.len())?;
         for chunk in bytes.chunks(CHUNK_BYTES) {
-            self.pieces.push(chunk).map_err(|error| self.named(error))?;
-            if self.draft.has_checksums() {
-                self.check(chunk);
-            }
+            let Self { pieces, sums, draft, .. } = self;
+            let pushed = pieces.push(chunk, &mut |offset, bytes| sums.add(draft, offset, bytes));
+            pushed.map_err(|error| self.named(error))?;
+            let offset = self.draft.data_start() + self.written;
+            self.sums.add(&self.draft, offset, chunk);
             self.written += chunk.len() as u64;
         }
         Ok(())
     }
 
-    /// Adds bytes at the current position to the checksums of the tensors that they belong to.
-    fn check(&mut self, mut bytes: &[u8]) {
-        let mut position = self.written;
-        let tensors = self.draft.tensors();
-        let mut index = tensors.partition_point(|tensor| tensor.end <= position);
-        while let Some(tensor) = tensors.get(index).filter(|_| !bytes.is_empty()) {
-            let left = usize::try_from(tensor.end - position).unwrap_or(usize::MAX);
-            let (own, rest) = bytes.split_at(left.min(bytes.len()));
-            let sum = &mut self.checksums[index];
-            *sum = if position == tensor.start {
-                crc32c(own)
-            } else {
-                crc32c_combine(*sum, crc32c(own), own.len() as u64)
-            };
-            position += own.len() as u64;
-            bytes = rest;
-            index += 1;
+    /// As [`Self::write`], of bytes in whatever memory that stay as they are until this is finished
+    /// or dropped.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::write`]; what a device meets.
+    pub fn write_lent(&mut self, bytes: Lent<'a>) -> Result<()> {
+        let bytes = match bytes {
+            Lent::Host(bytes) => return self.write(bytes),
+            Lent::Device(bytes) => bytes,
+        };
+        self.expect(bytes.len())?;
+        let Self { pieces, sums, draft, .. } = self;
+        let lent = pieces.lend(bytes, &mut |offset, bytes| sums.add(draft, offset, bytes));
+        lent.map_err(|error| self.named(error))?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn expect(&self, bytes: usize) -> Result<()> {
+        let total = self.draft.file_bytes() - self.draft.data_start();
+        if self.written + bytes as u64 > total {
+            let text = format!("more bytes than the {total} of the tensors:");
+            return Err(self.named(Error::new(ErrorKind::InvalidInput, text)));
         }
+        Ok(())
     }
 
     /// Writes the header, makes the file durable, and gives it its name.
@@ -246,11 +239,11 @@ impl<'a> TensorWriter<'a> {
             let text = format!("the tensors have {total} bytes, {} have come:", self.written);
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
-        self.pieces.flush()?;
-        let header = self.draft.to_bytes(&self.checksums);
+        let Self { pieces, sums, draft, .. } = self;
+        pieces.flush(&mut |offset, bytes| sums.add(draft, offset, bytes))?;
+        let header = draft.to_bytes(&sums.checksums);
         let durability = Some(self.options.durability);
-        let Pieces { handle, file, .. } = &self.pieces;
-        handle.store_parts(file, &[(0, &header)], false, durability)
+        self.handle.store_parts(self.pieces.file(), &[(0, &header)], false, durability)
     }
 
     fn named(&self, error: Error) -> Error {
@@ -258,90 +251,37 @@ impl<'a> TensorWriter<'a> {
     }
 }
 
-/// The pieces of memory between the tensors and the drive.
+/// The checksums of the tensors, as far as their bytes have come: those of each in their order.
 #[derive(Debug)]
-struct Pieces<'a> {
-    handle: &'a Handle,
-    file: File,
-    stop: Stop,
-    filling: Option<OwnedMemory>,
-    /// Bytes of that one that are there.
-    filled: usize,
-    /// Where in the file it goes.
-    offset: u64,
-    on_their_way: VecDeque<OwnedOperation>,
+struct Sums {
+    checksums: Vec<u32>,
 }
 
-impl Pieces<'_> {
-    fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            let mut piece = match self.filling.take() {
-                Some(piece) => piece,
-                None => self.free()?,
+impl Sums {
+    fn new(draft: &Draft) -> Self {
+        Self { checksums: vec![0; draft.tensors().len()] }
+    }
+
+    /// Adds bytes at a file offset to the checksums of the tensors that they belong to.
+    fn add(&mut self, draft: &Draft, offset: u64, mut bytes: &[u8]) {
+        if !draft.has_checksums() {
+            return;
+        }
+        let mut position = offset - draft.data_start();
+        let tensors = draft.tensors();
+        let mut index = tensors.partition_point(|tensor| tensor.end <= position);
+        while let Some(tensor) = tensors.get(index).filter(|_| !bytes.is_empty()) {
+            let left = usize::try_from(tensor.end - position).unwrap_or(usize::MAX);
+            let (own, rest) = bytes.split_at(left.min(bytes.len()));
+            let sum = &mut self.checksums[index];
+            *sum = if position == tensor.start {
+                crc32c(own)
+            } else {
+                crc32c_combine(*sum, crc32c(own), own.len() as u64)
             };
-            let room = &mut piece.as_mut_slice()[self.filled..];
-            let (now, rest) = bytes.split_at(room.len().min(bytes.len()));
-            room[..now.len()].copy_from_slice(now);
-            self.filled += now.len();
+            position += own.len() as u64;
             bytes = rest;
-            let is_full = self.filled == piece.len();
-            self.filling = Some(piece);
-            if is_full {
-                self.send()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A piece with nothing in it: a new one, or the one that is on its way the longest.
-    fn free(&mut self) -> Result<OwnedMemory> {
-        self.stop.check()?;
-        if self.on_their_way.len() < PIECES_MAX {
-            let pool = self.handle.pool()?;
-            match pool.allocate(PIECE_BYTES, ALIGNMENT) {
-                Ok(buffer) => return Ok(buffer.into()),
-                Err(error) if self.on_their_way.is_empty() => return Err(error),
-                // The pool's budget takes fewer.
-                Err(_) => {}
-            }
-        }
-        match self.on_their_way.pop_front() {
-            Some(operation) => self.stop.wait(operation),
-            None => Err(Error::new(ErrorKind::OutOfMemory, "there is no memory to save with")),
-        }
-    }
-
-    fn send(&mut self) -> Result<()> {
-        let Some(piece) = self.filling.take() else { return Ok(()) };
-        let length = std::mem::take(&mut self.filled);
-        let offset = self.offset;
-        self.offset += length as u64;
-        let (handle, file) = (self.handle, &self.file);
-        let sent = handle.submit_owned(Direction::Store, file, offset, piece, length)?;
-        self.on_their_way.push_back(sent);
-        Ok(())
-    }
-
-    /// Sends what is left, and waits for everything.
-    fn flush(&mut self) -> Result<()> {
-        if self.filled > 0 {
-            self.send()?;
-        }
-        while let Some(operation) = self.on_their_way.pop_front() {
-            self.stop.wait(operation)?;
-        }
-        self.stop.check()
-    }
-}
-
-impl Drop for Pieces<'_> {
-    fn drop(&mut self) {
-        for operation in &self.on_their_way {
-            operation.cancel();
-        }
-        for operation in self.on_their_way.drain(..) {
-            // The failure that ended the save is being returned; these follow from it.
-            let _ = operation.wait();
+            index += 1;
         }
     }
 }

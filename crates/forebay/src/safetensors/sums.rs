@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use forebay_io::{Error, ErrorKind, Result};
+use forebay_io::{Error, ErrorKind, Result, crc32c, crc32c_combine};
 
-use super::checksum::{crc32c, crc32c_combine};
 use super::header::{Header, TensorInfo};
 use super::source::OpenedFile;
 

@@ -32,6 +32,7 @@ impl Stripe {
     ///
     /// # Errors
     ///
+    /// [`ErrorKind::Unsupported`] for a request that wants checksums;
     /// [`ErrorKind::InvalidInput`] for targets that aren't names; for a load, what
     /// [`Self::verify`] says, and [`ErrorKind::ShortFile`] where it reaches behind the end.
     pub fn spread(&self, mut request: Request, durability: Durability) -> Result<Request> {
@@ -39,6 +40,13 @@ impl Stripe {
             Direction::Load => "load",
             Direction::Store => "store",
         };
+        if request.checksums {
+            // Pieces are parts of the request, and those of a part are on several drives.
+            let text = "checksums of striped files aren't computed on the way";
+            return Err(Error::new(ErrorKind::Unsupported, text)
+                .operation(operation)
+                .hint("compute them of the tensors"));
+        }
         let durability = request.durability.unwrap_or(durability);
         let spread = match request.direction {
             Direction::Load => self.spread_load(&mut request),
