@@ -257,6 +257,23 @@ impl Standin {
         assert_eq!(hold(stream.device, stream.handle, held), 0);
     }
 
+    /// Begins to capture a graph on a stream, as for replay: until that ends, work of threads that
+    /// don't take it calmly is a violation, and so is work on that stream by others.
+    pub fn begin_capture(&self, stream: Stream) {
+        self.set_capture(stream, 1);
+    }
+
+    /// Ends what [`Self::begin_capture`] began.
+    pub fn end_capture(&self, stream: Stream) {
+        self.set_capture(stream, 0);
+    }
+
+    fn set_capture(&self, stream: Stream, captures: c_int) {
+        let capture =
+            self.call::<extern "C" fn(c_int, usize, c_int) -> c_int>("forebay_standin_capture");
+        assert_eq!(capture(stream.device, stream.handle, captures), 0);
+    }
+
     /// A kernel on a stream that writes these bytes.
     pub fn kernel_write(&self, stream: Stream, address: usize, bytes: &[u8]) {
         let write = self.call::<extern "C" fn(c_int, usize, usize, *const c_char, usize) -> c_int>(

@@ -37,12 +37,14 @@
 //! - host memory that isn't registered in an asynchronous copy, was unmapped while registered or
 //!   before its copy ran, or is unregistered while a copy uses it;
 //! - a driver function called from a host function; a context released before its streams; cuFile
-//!   handles and buffers registered twice or let go twice.
+//!   handles and buffers registered twice or let go twice;
+//! - calls of the driver by threads that aren't relaxed while a graph is captured, and events
+//!   recorded into that.
 //!
 //! # What it doesn't model
 //!
 //! Code for a GPU (a kernel is a write or a read of given bytes), time and bandwidth, priorities,
-//! graphs, memory pools, peer access, contexts other than primary ones, that streams made without
+//! graphs but for the fact of their being captured, memory pools, peer access, contexts other than primary ones, that streams made without
 //! `CU_STREAM_NON_BLOCKING` wait for the default stream (nothing waits without an event here), that
 //! kernels and copies may be torn, cuFile's batches, and whether a file system can do GDS.
 #![expect(unsafe_code, reason = "it is a C library, and memory is what it is about")]

@@ -1,11 +1,48 @@
 //! Primary contexts: held while something of Forebay's lives in them, current only while needed.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::cuda::Cuda;
+use super::symbols::Driver;
 use crate::error::Result;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: what this thread does is no part of a graph that somebody is
+/// capturing, and breaks none.
+const RELAXED: c_int = 2;
+
+/// Makes a context current on this thread; how the thread took captures of graphs before, for
+/// [`leave`]. A code if it can't be.
+///
+/// # Safety
+///
+/// The handle is that of a context that is held until the thread has left it.
+pub(super) unsafe fn enter(driver: &Driver, handle: usize) -> Result<c_int, c_int> {
+    // SAFETY: the caller's promise is passed on.
+    let code = unsafe { (driver.push)(handle) };
+    if code != 0 {
+        return Err(code);
+    }
+    let mut mode = RELAXED;
+    // SAFETY: the pointer is valid.
+    let refused = unsafe { (driver.exchange_capture_mode)(&raw mut mode) };
+    Ok(if refused == 0 { mode } else { RELAXED })
+}
+
+/// Leaves what [`enter`] entered on this thread.
+///
+/// # Safety
+///
+/// It is the last one that this thread entered and hasn't left.
+pub(super) unsafe fn leave(driver: &Driver, mut mode: c_int) {
+    // SAFETY: the pointer is valid.
+    let _ = unsafe { (driver.exchange_capture_mode)(&raw mut mode) };
+    let mut handle = 0;
+    // SAFETY: the result's pointer is valid, the context was pushed by `enter`.
+    let _ = unsafe { (driver.pop)(&raw mut handle) };
+}
 
 /// The primary context of a device, which PyTorch and others use too.
 #[derive(Debug)]
@@ -70,11 +107,14 @@ impl Context {
     /// The context is broken or gone, or the process was forked.
     pub fn enter(&self) -> Result<Entered<'_>> {
         self.cuda.refuse_forked()?;
-        // SAFETY: the context is held by `self`.
-        let code = unsafe { (self.cuda.driver.push)(self.handle) };
-        self.cuda
-            .check(code, &format!("cannot use the context of CUDA device {}", self.ordinal))?;
-        Ok(Entered { context: self, on_this_thread: PhantomData })
+        // SAFETY: the context is held by `self`, which what comes back borrows.
+        match unsafe { enter(&self.cuda.driver, self.handle) } {
+            Ok(mode) => Ok(Entered { context: self, mode, on_this_thread: PhantomData }),
+            Err(code) => {
+                let what = format!("cannot use the context of CUDA device {}", self.ordinal);
+                Err(self.cuda.refusal(code, &what))
+            }
+        }
     }
 }
 
@@ -87,18 +127,19 @@ impl Drop for Context {
     }
 }
 
-/// A context is current on this thread.
+/// A context is current on this thread, and graphs that are being captured don't mind it.
 #[derive(Debug)]
 pub struct Entered<'a> {
     context: &'a Context,
+    /// How the thread took captures before.
+    mode: c_int,
     on_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut handle = 0;
-        // SAFETY: the result's pointer is valid; what was pushed on this thread is popped on it.
-        let _ = unsafe { (self.context.cuda.driver.pop)(&raw mut handle) };
+        // SAFETY: it was entered on this thread, which what is dropped later has left before.
+        unsafe { leave(&self.context.cuda.driver, self.mode) };
     }
 }
 

@@ -18,6 +18,9 @@ const NAME_BYTES: usize = 256;
 /// `CUDA_ERROR_NOT_READY`, which is an answer and no failure.
 pub(super) const NOT_READY: c_int = 600;
 
+/// What to try while a graph is being captured.
+pub(super) const IN_CAPTURE: &str = "load and store before or after a CUDA graph is captured";
+
 /// What to try, by the codes of `cuda.h` that have an answer.
 const HINTS: &[(c_int, &str)] = &[
     (2, "free device memory, or lower device_staging_bytes or the pool's budget"),
@@ -36,6 +39,7 @@ const HINTS: &[(c_int, &str)] = &[
     (802, "the fabric manager isn't up yet: see systemctl status nvidia-fabricmanager"),
     (803, "the driver is older than the library: reboot, or update the driver"),
     (804, "the driver is older than the library: reboot, or update the driver"),
+    (906, IN_CAPTURE),
     (999, "the driver failed for no known reason: see dmesg for NVRM lines"),
 ];
 
@@ -151,9 +155,11 @@ impl Cuda {
 
     /// A status code as a result; `what` says what was being done.
     pub(super) fn check(&self, code: c_int, what: &str) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
+        if code == 0 { Ok(()) } else { Err(self.refusal(code, what)) }
+    }
+
+    /// A status code that isn't 0 as an error, likewise.
+    pub(super) fn refusal(&self, code: c_int, what: &str) -> Error {
         let mut name: *const c_char = std::ptr::null();
         // SAFETY: the result's pointer is valid.
         let known = unsafe { (self.driver.error_name)(code, &raw mut name) };
@@ -165,8 +171,8 @@ impl Cuda {
         };
         let error = Error::from_device(DeviceCode { library: "cuda", code, name }, what);
         match HINTS.iter().find(|(known, _)| *known == code) {
-            Some((_, hint)) => Err(error.hint(*hint)),
-            None => Err(error),
+            Some((_, hint)) => error.hint(*hint),
+            None => error,
         }
     }
 }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::context::Context;
-use super::cuda::NOT_READY;
+use super::cuda::{IN_CAPTURE, NOT_READY};
 use super::stream::{CallerStream, Stream};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// `CU_EVENT_BLOCKING_SYNC`: who waits for it sleeps. `CU_EVENT_DISABLE_TIMING`: it is cheaper.
 const FLAGS: u32 = 0x1 | 0x2;
@@ -46,13 +46,29 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As for [`Self::record`].
+    /// As for [`Self::record`]. [`ErrorKind::InvalidInput`] while a graph is captured there: what is
+    /// to be waited for would be part of the graph, and happen whenever that is launched.
     ///
     /// # Safety
     ///
     /// The handle is that of a live stream, or of a default stream.
     pub unsafe fn record_behind(&self, stream: CallerStream) -> Result<()> {
+        self.refuse_capture(stream.0)?;
         self.record_on(stream.0)
+    }
+
+    fn refuse_capture(&self, stream: usize) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let cuda = self.context.cuda();
+        let mut status = 0;
+        // SAFETY: the stream is the caller's, the result's pointer valid.
+        let code = unsafe { (cuda.driver.is_capturing)(stream, &raw mut status) };
+        cuda.check(code, "cannot ask whether a CUDA graph is being captured")?;
+        if status == 0 {
+            return Ok(());
+        }
+        let text = "a CUDA graph is being captured on the caller's stream";
+        Err(Error::new(ErrorKind::InvalidInput, text).hint(IN_CAPTURE))
     }
 
     fn record_on(&self, stream: usize) -> Result<()> {

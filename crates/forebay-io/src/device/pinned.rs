@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::context::Context;
+use super::context::{self, Context};
 use super::cuda::Cuda;
 use super::symbols::Driver;
 use crate::error::Result;
@@ -161,15 +161,15 @@ impl Pinned {
 /// Runs a call of the driver in a context that is held; its code, or that of entering.
 fn in_context(driver: Driver, held: Held, run: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the context is held.
-    let entered = unsafe { (driver.push)(held.handle) };
-    if entered != 0 {
-        return entered;
+    match unsafe { context::enter(&driver, held.handle) } {
+        Err(code) => code,
+        Ok(mode) => {
+            let code = run();
+            // SAFETY: it was entered above.
+            unsafe { context::leave(&driver, mode) };
+            code
+        }
     }
-    let code = run();
-    let mut popped = 0;
-    // SAFETY: the result's pointer is valid; the context was pushed above.
-    let _ = unsafe { (driver.pop)(&raw mut popped) };
-    code
 }
 
 impl RegionListener for Pinned {

@@ -52,6 +52,8 @@ table! {
         stream_create: ["cuStreamCreate"] (*mut usize, c_uint) -> c_int,
         stream_destroy: ["cuStreamDestroy_v2"] (usize) -> c_int,
         stream_synchronize: ["cuStreamSynchronize"] (usize) -> c_int,
+        is_capturing: ["cuStreamIsCapturing"] (usize, *mut c_int) -> c_int,
+        exchange_capture_mode: ["cuThreadExchangeStreamCaptureMode"] (*mut c_int) -> c_int,
         stream_wait: ["cuStreamWaitEvent"] (usize, usize, c_uint) -> c_int,
         event_create: ["cuEventCreate"] (*mut usize, c_uint) -> c_int,
         event_destroy: ["cuEventDestroy_v2"] (usize) -> c_int,

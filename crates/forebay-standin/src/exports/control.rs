@@ -134,6 +134,18 @@ extern "C" fn forebay_standin_hold(device: c_int, stream: usize, held: c_int) ->
     status(model.stream(stream, device).map(|handle| model.streams[&handle].queue.hold(held)))
 }
 
+/// Begins to capture a graph on a stream, or ends that.
+#[unsafe(no_mangle)]
+extern "C" fn forebay_standin_capture(device: c_int, stream: usize, captures: c_int) -> c_int {
+    let mut model = model();
+    let handle = model.stream(stream, device);
+    status(handle.map(|handle| {
+        if let Some(stream) = model.streams.get_mut(&handle) {
+            stream.is_capturing = captures != 0;
+        }
+    }))
+}
+
 /// A kernel on a stream that writes the given bytes, which are copied at once.
 #[unsafe(no_mangle)]
 extern "C" fn forebay_standin_kernel_write(

@@ -6,7 +6,9 @@ use super::put;
 use crate::model::clock::Clock;
 use crate::model::queue::Task;
 use crate::model::stream::Event;
-use crate::model::{Model, Needs, Outcome, call, code, current, model, status};
+use crate::model::{
+    Model, Needs, Outcome, call, code, current, exchange_capture_mode, model, status,
+};
 
 /// `CUhostFn`.
 type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -34,6 +36,26 @@ extern "C" fn cuStreamQuery(stream: usize) -> c_int {
         let clock = stream.clock.clone();
         model.order.seen(&clock);
         Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamIsCapturing(stream: usize, capturing: *mut c_int) -> c_int {
+    status(call("cuStreamIsCapturing", Needs::Context, |model| {
+        let handle = model.stream(stream, current()?)?;
+        put(capturing, c_int::from(model.streams[&handle].is_capturing))
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    status(call("cuThreadExchangeStreamCaptureMode", Needs::Driver, |_| {
+        if mode.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the caller gives a valid mode.
+        let wanted = unsafe { mode.read() };
+        put(mode, exchange_capture_mode(wanted))
     }))
 }
 
@@ -81,6 +103,10 @@ extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_int {
     status(call("cuEventRecord", Needs::Context, |model| {
         let device = current()?;
         let handle = model.stream(stream, device)?;
+        if model.streams[&handle].is_capturing {
+            let text = "an event is recorded into a graph that is being captured".to_owned();
+            model.journal.violation(text);
+        }
         model.record(event, handle, device)
     }))
 }

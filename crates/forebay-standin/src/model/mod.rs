@@ -66,6 +66,7 @@ static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(|| Mutex::new(Model::new())
 thread_local! {
     static CURRENT: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    static CAPTURE_MODE: Cell<i32> = const { Cell::new(0) };
 }
 
 /// Handles of contexts: this, and 16 times the device's number, which is below the limit, plus that
@@ -74,6 +75,14 @@ const CONTEXT_BASE: usize = 0xC000_0000;
 const DEVICES_MAX: usize = 64;
 /// Handles of everything else, counted up from here in steps of 16.
 const HANDLE_BASE: usize = 0xE000_0000;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: i32 = 2;
+
+/// How this thread takes captures of graphs from now on; how it did before.
+pub(crate) fn exchange_capture_mode(mode: i32) -> i32 {
+    CAPTURE_MODE.replace(mode)
+}
 
 /// The model, locked.
 pub(crate) fn model() -> MutexGuard<'static, Model> {
@@ -103,6 +112,9 @@ pub(crate) fn call<T>(
     }
     if needs == Needs::Context {
         let device = current()?;
+        if CAPTURE_MODE.get() != RELAXED && model.streams.values().any(|it| it.is_capturing) {
+            model.journal.violation(format!("{symbol} breaks a graph that is being captured"));
+        }
         if model.contexts.get(&device).is_some_and(|context| context.destroyed) {
             return Err(code::CONTEXT_IS_DESTROYED);
         }

@@ -19,6 +19,8 @@ pub(crate) struct Stream {
     pub(crate) number: u32,
     pub(crate) queue: Arc<Queue>,
     pub(crate) clock: Clock,
+    /// A graph is being captured on it, for all threads to mind.
+    pub(crate) is_capturing: bool,
     /// Made by `cuStreamCreate`, not a default stream.
     made: bool,
 }
@@ -54,7 +56,8 @@ impl Model {
         let queue =
             Queue::start(device, seed, self.settings.delay_us).ok_or(code::OUT_OF_MEMORY)?;
         let clock = Clock::default();
-        self.streams.insert(handle, Stream { device, number, queue, clock, made });
+        let stream = Stream { device, number, queue, clock, is_capturing: false, made };
+        self.streams.insert(handle, stream);
         Ok(())
     }
 
