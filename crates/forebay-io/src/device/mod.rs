@@ -43,7 +43,7 @@ pub use library::Search;
 pub use memory::DeviceMemory;
 pub(crate) use pointer::allocation_at;
 pub use pointer::{Place, memory_at};
-pub use presence::notice;
+pub use presence::{notice, notice_at_once};
 pub use stream::{CallerStream, Stream};
 
 /// An address in a device's memory.

@@ -8,15 +8,18 @@
 //!
 //! - Nothing is loaded, started or made: the driver is looked for among the libraries that are there,
 //!   and asked which devices have a context.
-//! - A look without the driver asks the loader one number, and looks for names only when libraries
-//!   have come since; once pools are registered, or can't be, it is two reads of memory.
-//! - Nobody waits for another's look, and a child of a process that uses CUDA asks nothing.
+//! - A look without the driver asks the loader one number, which takes its lock, so it does that a
+//!   few times in a second at most, and looks for names only when libraries have come since. Once
+//!   pools are registered, or can't be, it is two reads of memory.
+//! - Nobody waits for another's look. A child that was forked after a look asks nothing: neither the
+//!   driver nor the loader, whose lock may have been held by a thread that isn't there.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::cuda::NAMES;
 use super::devices::Devices;
@@ -25,6 +28,13 @@ use super::symbols::Driver;
 use crate::error::Result;
 use crate::memory::process;
 
+/// How long a look at the loader holds, in milliseconds. Bringing CUDA up takes longer.
+const LOADER_PAUSE_MS: u64 = 20;
+
+/// The process that was the first to look; 0: none.
+static HOME: AtomicU64 = AtomicU64::new(0);
+/// When the loader was last asked, in milliseconds of the monotonic clock.
+static ASKED_AT: AtomicU64 = AtomicU64::new(0);
 /// The process in which pools are registered, or can't be; 0: none.
 static SETTLED: AtomicU64 = AtomicU64::new(0);
 /// The process in which a thread is looking closely.
@@ -38,12 +48,15 @@ static DRIVER: ArcSwapOption<Driver> = ArcSwapOption::const_empty();
 /// with the driver if so, that to come included. Whether they are registered, or have been refused.
 pub fn notice() -> bool {
     let here = process::number();
+    let home = HOME.compare_exchange(0, here, Ordering::AcqRel, Ordering::Acquire);
+    if home.is_err_and(|home| home != here) {
+        return false;
+    }
     match SETTLED.load(Ordering::Acquire) {
         0 => {}
-        // The driver doesn't work in a process that was forked from one that uses it.
         settled => return settled == here,
     }
-    if DRIVER.load().is_none() && library::load_count() == WITHOUT_DRIVER.load(Ordering::Relaxed) {
+    if DRIVER.load().is_none() && !may_have_come() {
         return false;
     }
     if LOOKING.swap(here, Ordering::AcqRel) == here {
@@ -60,9 +73,30 @@ pub fn notice() -> bool {
     settled
 }
 
+/// As [`notice`], for somebody who knows that CUDA came up: the loader is asked now, and in a forked
+/// child too, which looks by itself from then on.
+pub fn notice_at_once() -> bool {
+    HOME.store(process::number(), Ordering::Release);
+    look_again();
+    notice()
+}
+
+/// Whether libraries have come since the driver wasn't among them, as far as is known.
+fn may_have_come() -> bool {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    let now = now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000;
+    let asked = ASKED_AT.load(Ordering::Relaxed);
+    if now.saturating_sub(asked) < LOADER_PAUSE_MS {
+        return false;
+    }
+    let is_mine = ASKED_AT.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed);
+    is_mine.is_ok() && library::load_count() != WITHOUT_DRIVER.load(Ordering::Relaxed)
+}
+
 /// Has the next look start from the beginning, since the driver is looked for elsewhere.
 pub(super) fn look_again() {
     WITHOUT_DRIVER.store(0, Ordering::Relaxed);
+    ASKED_AT.store(0, Ordering::Relaxed);
 }
 
 /// Registers all pools if a device has a context; whether that is so.

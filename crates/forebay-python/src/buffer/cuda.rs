@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use forebay_io::DeviceAccess;
-use forebay_io::device::{CallerStream, Devices, Place, Search, memory_at, notice};
+use forebay_io::device::{CallerStream, Devices, Place, Search, memory_at, notice_at_once};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -38,10 +38,10 @@ pub(crate) fn search_cuda(folders: Vec<PathBuf>, system: bool, root: Option<Path
 }
 
 /// Registers the memory of pools with CUDA if somebody has brought that up: see
-/// [`forebay_io::device::notice`].
+/// [`forebay_io::device::notice_at_once`].
 #[pyfunction]
 pub(crate) fn notice_cuda(py: Python<'_>) -> bool {
-    py.detach(notice)
+    py.detach(notice_at_once)
 }
 
 impl OnDevice {
