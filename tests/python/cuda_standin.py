@@ -5,6 +5,7 @@ What it models, and what it doesn't, is in the header of ``crates/forebay-standi
 
 import ctypes
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,12 @@ class Standin:
             self._call("release", device)
 
     def start(self) -> None:
-        """Have somebody start the driver, whose contexts are held already."""
+        """Have somebody start the driver, whose contexts are held already.
+
+        It takes as long as the loader isn't asked again, which a real driver takes many times.
+        """
         assert self._library.cuInit(0) == 0
+        time.sleep(0.1)
 
     def reset_device(self, device: int) -> None:
         """Destroy the context of a device with all that is in it."""

@@ -306,7 +306,11 @@ handle = forebay.Handle()
 def on_its_own():
     mine = started()
     array = forebay.empty(3 << 20)
+    assert not mine.is_registered(array.ctypes.data), "children don't look by themselves"
+    assert forebay.register_with_cuda()
     assert mine.is_registered(array.ctypes.data)
+    later = forebay.empty(3 << 20)
+    assert mine.is_registered(later.ctypes.data)
     target = CudaArray(mine.allocate(0, 1000), (1000,), None)
     handle.store(target, path)
     assert mine.violations() == [], mine.violations()
