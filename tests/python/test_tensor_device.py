@@ -448,6 +448,21 @@ def test_arrays_on_devices_that_cannot_be_loaded_into_are_named_before_any_is(
     assert not array.host().any()
 
 
+def test_two_tensors_for_one_memory_of_a_device_are_loaded_one_after_the_other(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    first, second = pattern(3 << 20, 1), pattern(3 << 20, 2)
+    faces.save_file({"a": first, "b": second, "c": second[:1000]}, path)
+    array = frame.array(1, np.zeros_like(first), "U8")
+    part = Array(array.memory[77:1077], "U8", (1000,))
+    target = {"a": _CudaArray(array), "b": _CudaArray(array), "c": _CudaArray(part)}
+    assert faces.load_into(target, path, handle=small) == ([], [])
+    wanted = second.copy()
+    wanted[77:1077] = second[:1000]
+    assert array.host().tobytes() == wanted.tobytes()
+
+
 def test_torch_makes_tensors_over_what_was_loaded(small: forebay.Handle, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from forebay.torch import save_file
