@@ -190,6 +190,19 @@ def test_a_stream_reads_ahead_within_its_budget_on_the_device(
         TensorStream(path, frame, Wish(device="cuda:0", budget=longest - 1), small, 1.0)
 
 
+def test_a_stream_that_is_left_in_the_middle_lets_go_of_what_it_has_read_ahead(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    faces.save_file({str(index): pattern(5 << 20, index) for index in range(60)}, path)
+    for name, array in TensorStream(path, frame, Wish(device="cuda:0"), small, 1.0):
+        assert array.host().tobytes() == pattern(5 << 20, int(name)).tobytes()
+        del array
+        break
+    gc.collect()
+    assert frame.held_bytes == 0
+
+
 def test_a_stream_passes_over_nothing_that_there_was_no_memory_for(
     frame: StandinFrame,
     small: forebay.Handle,
