@@ -99,8 +99,8 @@ def load_model(
         Refuse files that lack a tensor of the model, or have one that it hasn't.
     device : str or int
         Where tensors pass through on their way into the model, unless some of its own are on CUDA
-        devices and no module of it has a way of its own to take tensors: they go straight into
-        place then.
+        devices and no module of it has a way of its own to give or take tensors: they go straight
+        into place then, and a failure on the way leaves the model partly loaded.
     backend, verify, handle
         As for :func:`load_file`.
 
