@@ -59,6 +59,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$wheel" ] || [ -f "$wheel" ] || refuse 2 "$wheel is not a file"
+[[ $device =~ ^cuda:[0-9]+$ ]] || refuse 2 "--device takes a GPU by its number, such as cuda:1"
 [ -d "$dir" ] || refuse 2 "$dir is not a directory"
 dir=$(cd "$dir" && pwd)
 [ -z "$wheel" ] || wheel=$(cd "$(dirname "$wheel")" && pwd)/$(basename "$wheel")

@@ -378,6 +378,8 @@ def _differs(buffer: Any, name: str, offset: int) -> int | None:
     try:
         with Handle(device_route="host") as handle:
             handle.store(buffer, descriptor)
+        if os.fstat(descriptor).st_size == 0:
+            return None
         with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as copy:
             return _forebay.compare(copy, name, offset)
     finally:

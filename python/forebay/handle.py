@@ -97,8 +97,8 @@ class Handle(Closing):
     Notes
     -----
     A handle that is given none of ``engine``, ``block_size``, ``queue_depth``,
-    ``intra_op_parallelism``, ``single_submit``, ``sqpoll`` and ``iopoll`` takes what
-    ``forebay tune`` stored for a drive, for files on that drive.
+    ``intra_op_parallelism``, ``device_staging_bytes``, ``single_submit``, ``sqpoll`` and ``iopoll``
+    takes what ``forebay tune`` stored for a drive, for files on that drive.
 
     Files hold the bytes of arrays and nothing else: dtype and shape aren't stored.
 

@@ -144,9 +144,9 @@ def test_device_memory_is_refused_by_name(handle: forebay.Handle, path: Path) ->
     # There may be a driver here, which doesn't know the address.
     with pytest.raises((UnsupportedBufferError, InvalidInputError), match=r"CUDA|can't be read"):
         handle.store(OnDevice(), path)
-    # ROCm, in the numbers of DLPack.
-    with pytest.raises(UnsupportedBufferError, match=r"\(10, 0\)"):
-        handle.store(Exporter(np.zeros(3), device=(10, 0)), path)
+    for device, name in [((10, 0), "ROCm device 0"), ((14, 1), "oneAPI device 1"), ((99, 2), "99")]:
+        with pytest.raises(UnsupportedBufferError, match=name):
+            handle.store(Exporter(np.zeros(3), device=device), path)
 
 
 def test_a_dlpack_tensor_is_let_go_after_its_operation(handle: forebay.Handle, path: Path) -> None:

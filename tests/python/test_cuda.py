@@ -62,6 +62,15 @@ def test_dlpack_is_asked_for_the_default_stream_and_moved_behind_it(
     assert standin.violations() == []
 
 
+def test_an_array_without_items_is_validated_as_any_other(standin: Standin, tmp_path: Path) -> None:
+    path, memory = tmp_path / "tensor", standin.allocate(1, 8)
+    handle = forebay.aio_handle()
+    assert handle.write(DLPackArray(1, memory, 0, 0), path, validate=True) == 0
+    assert path.read_bytes() == b""
+    assert handle.read(DLPackArray(1, memory, 0, 0), path, validate=True) == 0
+    standin.free(memory)
+
+
 def test_one_call_moves_arrays_of_the_host_and_of_devices(standin: Standin, tmp_path: Path) -> None:
     data = pattern(3 * LENGTH).tobytes()
     parts = [data[start : start + LENGTH] for start in range(0, len(data), LENGTH)]

@@ -202,6 +202,25 @@ def test_validation_finds_a_difference_and_names_its_offset(
     assert aio.wait() == 0
 
 
+def test_validation_takes_whatever_is_stored_and_loaded(
+    aio: forebay.aio_handle, path: Path
+) -> None:
+    data = pattern(64 * 9001).reshape(64, 9001)
+    view, back = data[:, 100:5001], np.zeros_like(data)[::2]
+    assert aio.write(view, str(path), True) == 0
+    assert path.read_bytes() == view.tobytes()
+    assert aio.read(back[:, :4901], str(path), True) == 0
+    assert np.array_equal(back[:, :4901], view[:32])
+    aio.pwrite(view, str(path), True, True)
+    aio._pending[0]._operation.wait()
+    spoiled = bytearray(view.tobytes())
+    spoiled[7 * 4901 + 5] ^= 1
+    path.write_bytes(spoiled)
+    with pytest.raises(MismatchError) as caught:
+        aio.wait()
+    assert caught.value.offset == 7 * 4901 + 5
+
+
 def test_errors_raise_and_the_handle_goes_on(aio: forebay.aio_handle, path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         aio.async_pread(np.zeros(10), str(path))

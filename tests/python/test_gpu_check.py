@@ -65,6 +65,8 @@ def test_without_a_gpu_it_says_so_and_ends_with_its_exit_code(tmp_path: Path) ->
         (["--nonsense"], "there is no option --nonsense"),
         (["--size"], "--size takes a value"),
         (["missing.whl"], "missing.whl is not a file"),
+        (["--device", "cuda"], "such as cuda:1"),
+        (["--device", "cpu"], "such as cuda:1"),
         (["--dir", "/nonexistent"], "/nonexistent is not a directory"),
     ],
 )

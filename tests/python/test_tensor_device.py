@@ -190,6 +190,19 @@ def test_a_stream_reads_ahead_within_its_budget_on_the_device(
         TensorStream(path, frame, Wish(device="cuda:0", budget=longest - 1), small, 1.0)
 
 
+def test_a_stream_that_is_left_in_the_middle_lets_go_of_what_it_has_read_ahead(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    faces.save_file({str(index): pattern(5 << 20, index) for index in range(60)}, path)
+    for name, array in TensorStream(path, frame, Wish(device="cuda:0"), small, 1.0):
+        assert array.host().tobytes() == pattern(5 << 20, int(name)).tobytes()
+        del array
+        break
+    gc.collect()
+    assert frame.held_bytes == 0
+
+
 def test_a_stream_passes_over_nothing_that_there_was_no_memory_for(
     frame: StandinFrame,
     small: forebay.Handle,
@@ -446,6 +459,21 @@ def test_arrays_on_devices_that_cannot_be_loaded_into_are_named_before_any_is(
         with pytest.raises(InvalidInputError, match=f"'b'.*{text}"):
             faces.load_into(target, path, handle=small)
     assert not array.host().any()
+
+
+def test_two_tensors_for_one_memory_of_a_device_are_loaded_one_after_the_other(
+    frame: StandinFrame, small: forebay.Handle, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    first, second = pattern(3 << 20, 1), pattern(3 << 20, 2)
+    faces.save_file({"a": first, "b": second, "c": second[:1000]}, path)
+    array = frame.array(1, np.zeros_like(first), "U8")
+    part = Array(array.memory[77:1077], "U8", (1000,))
+    target = {"a": _CudaArray(array), "b": _CudaArray(array), "c": _CudaArray(part)}
+    assert faces.load_into(target, path, handle=small) == ([], [])
+    wanted = second.copy()
+    wanted[77:1077] = second[:1000]
+    assert array.host().tobytes() == wanted.tobytes()
 
 
 def test_torch_makes_tensors_over_what_was_loaded(small: forebay.Handle, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import forebay.torch
 from forebay.errors import InvalidInputError
+from forebay.torch.frame import FRAME
 from reference import (
     answer,
     assert_holds,
@@ -130,6 +131,129 @@ def test_a_part_of_a_module_is_loaded_into(tmp_path: Path) -> None:
     OURS.load_into(target, path, keys="body.*")
     assert torch.equal(target.body.weight, model.body.weight)
     assert torch.equal(target.head.weight, before)
+
+
+class Copying(torch.nn.Linear):
+    """A module whose state is a copy, and takes a state back as any module does."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._register_state_dict_hook(self._copied)
+
+    @staticmethod
+    def _copied(module: Any, state: dict[str, Any], prefix: str, local: Any) -> dict[str, Any]:
+        del module, prefix, local
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+
+class Sealed(torch.nn.Linear):
+    """A module with a tensor of its own making in its state."""
+
+    taken: torch.Tensor
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return what is saved."""
+        return torch.zeros(3)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Keep what was loaded."""
+        self.taken = state
+
+
+def test_what_a_module_only_makes_a_copy_of_is_never_said_to_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    model = torch.nn.Linear(3, 3)
+    OURS.save_model(model, path)
+    target = Copying(3, 3)
+    with pytest.raises(InvalidInputError, match=r"'weight'.*load_model"):
+        OURS.load_into(target, path)
+    OURS.save_file({**model.state_dict(), "_extra_state": torch.ones(3)}, path)
+    sealed = Sealed(3, 3)
+    with pytest.raises(InvalidInputError, match=r"'_extra_state'.*load_model"):
+        OURS.load_into(sealed, path)
+    OURS.load_into(sealed, path, keys="weight")
+    assert torch.equal(sealed.weight, model.weight)
+
+
+@pytest.fixture
+def cpu_as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have models on the CPU take the way of those on a GPU."""
+
+    def reaches(self: Any, device: torch.device) -> bool:
+        del self
+        return device.type == "cpu"
+
+    monkeypatch.setattr(type(FRAME), "reaches", reaches)
+
+
+@pytest.mark.usefixtures("cpu_as_a_device")
+def test_models_on_a_device_whose_state_is_a_copy_are_loaded_by_their_own_way(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.safetensors"
+    model = torch.nn.Linear(3, 3)
+    extra = torch.arange(3.0)
+    OURS.save_file({**model.state_dict(), "_extra_state": extra}, path)
+    sealed = Sealed(3, 3)
+    assert OURS.load_model(sealed, path) == (set(), [])
+    assert torch.equal(sealed.taken, extra)
+    assert torch.equal(sealed.weight, model.weight)
+    OURS.save_model(model, path)
+    for target in (Copying(3, 3), torch.nn.Linear(3, 3)):
+        assert OURS.load_model(target, path) == (set(), [])
+        assert_holds(dict(target.state_dict()), dict(model.state_dict()))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, as those that are quantized or distributed are."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls: type[Wrapper], inner: torch.Tensor) -> Wrapper:  # noqa: PYI034 (3.11 has it)
+        """Make one around another."""
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        if function is torch.ops.aten.copy_.default:
+            args[0].inner.copy_(args[1])
+            return args[0]
+        raise NotImplementedError(str(function), kwargs)
+
+
+def test_tensors_without_memory_of_their_own_are_copied_to_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"a": torch.arange(8.0)}, path)
+    target = Wrapper(torch.zeros(8))
+    assert OURS.load_into({"a": target}, path) == ([], [])
+    assert target.inner.tolist() == list(range(8))
+
+    class Distributed(Wrapper):
+        def to_local(self) -> torch.Tensor:
+            return self.inner
+
+    distributed = Distributed(torch.zeros(8))
+    with pytest.raises(InvalidInputError, match="to_local"):
+        OURS.load_into({"a": distributed}, path)
+    assert distributed.inner.tolist() == [0] * 8
+
+
+def test_a_type_that_files_lack_is_converted_to(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    OURS.save_file({"a": torch.arange(4).to(torch.complex64)}, path)
+    target = torch.zeros(4, dtype=torch.complex128)
+    OURS.load_into({"a": target}, path)
+    assert target.tolist() == [0, 1, 2, 3]
 
 
 # Models

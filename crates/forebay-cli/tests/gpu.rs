@@ -139,6 +139,12 @@ fn what_is_found_for_a_gpu_is_kept_beside_what_is_found_for_the_host() {
     assert_eq!(kinds, ["host", "gpu"]);
     let text = rig.run("devices=0", &["tune", "--show"]);
     assert!(String::from_utf8_lossy(&text.stdout).contains("staging"));
+    // What is stored is forgotten of all kinds of memory, so one of them can't be named.
+    for words in [["tune", "--forget", "--gpu"], ["tune", "--forget", "--no-read"]] {
+        let done = rig.run("devices=2", &words);
+        assert_eq!(done.status.code(), Some(2), "{done:?}");
+    }
+    assert_eq!(rig.json("devices=0", &["tune", "--show"]), shown);
     let forgotten = rig.json("devices=0", &["tune", "--forget"]);
     assert!(!forgotten["identities"].as_array().unwrap().is_empty());
     let shown = rig.json("devices=0", &["tune", "--show"]);

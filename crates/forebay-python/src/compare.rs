@@ -24,22 +24,38 @@ pub(crate) fn compare(
     path: PathBuf,
     offset: u64,
 ) -> PyResult<Option<u64>> {
-    let bytes = Bytes::of(Memory::of(array, false)?);
+    let bytes = Bytes::of(Memory::in_runs(array, false)?.on_host(array)?);
     py.detach(move || {
-        first_difference(bytes.as_slice(), &path, offset).map_err(|error| {
+        first_difference(&bytes, &path, offset).map_err(|error| {
             Error::from_io(error, "cannot read back").operation("validate").path(&path)
         })
     })
     .or_raise(py)
 }
 
-fn first_difference(bytes: &[u8], path: &Path, offset: u64) -> io::Result<Option<u64>> {
+fn first_difference(bytes: &Bytes, path: &Path, offset: u64) -> io::Result<Option<u64>> {
     let file = File::open(path)?;
-    let mut chunk = vec![0; CHUNK_BYTES.min(bytes.len())];
+    let mut chunk = Vec::new();
+    for (run, position) in bytes.runs() {
+        let found = difference_of(run, &file, offset + position as u64, &mut chunk)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+fn difference_of(
+    bytes: &[u8],
+    file: &File,
+    offset: u64,
+    chunk: &mut Vec<u8>,
+) -> io::Result<Option<u64>> {
+    chunk.resize(CHUNK_BYTES.min(bytes.len()).max(chunk.len()), 0);
     let mut position = offset;
     for expected in bytes.chunks(CHUNK_BYTES) {
         let found = &mut chunk[..expected.len()];
-        let count = read_at_most(&file, found, position)?;
+        let count = read_at_most(file, found, position)?;
         if *expected != found[..count] {
             let same = expected.iter().zip(&found[..count]).take_while(|(a, b)| a == b).count();
             return Ok(Some(position + same as u64));

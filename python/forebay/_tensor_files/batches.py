@@ -83,6 +83,7 @@ class Batches:
         budget: int | None = None,
         longest: int = 0,
     ) -> None:
+        self._under_way: deque[tuple[Operation, list[Piece]]] = deque()
         self._handle = handle
         self._groups = iter(groups)
         self._ahead = _BATCHES_AHEAD
@@ -91,7 +92,6 @@ class Batches:
             # A request reaches behind its length by a group at the most.
             self._ahead = min(_BATCHES_AHEAD, max(1, budget // max(1, longest)))
             self._batch_bytes = min(_BATCH_BYTES, max(1, budget // self._ahead - longest))
-        self._under_way: deque[tuple[Operation, list[Piece]]] = deque()
         self._failure: BaseException | None = None
 
     def take(self) -> list[Piece] | None:
@@ -144,6 +144,10 @@ class Batches:
                 operation.wait()
         self._under_way.clear()
         self._groups = iter(())
+
+    def __del__(self) -> None:
+        # Of one that was left without being closed, the memory that is read ahead goes with it.
+        self.close()
 
     def __iter__(self) -> Iterator[list[Piece]]:
         while (batch := self.take()) is not None:

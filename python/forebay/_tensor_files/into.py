@@ -67,6 +67,7 @@ class IntoPlan:
         self.found: set[str] = set()
         self.unexpected: list[str] = []
         self._straight: list[Piece] = []
+        self._after: list[Piece] = []
         self._copied: dict[Any | None, list[Entry]] = {}
         self._rooms = Rooms()
         self._files: set[int] = set()
@@ -93,12 +94,14 @@ class IntoPlan:
         self._frame.check(entry.dtype, entry.shape)
         self.found.add(name)
         room = self._places.room(name, entry.dtype)
-        if room is None or not self._rooms.take(room):
+        if room is None:
             self._copied.setdefault(self._places.device(name), []).append(entry)
             return
         checksum = self._source.checksum(entry) if self._wish.verify else None
         descriptor = self._source.target(entry.file)
-        self._straight.append(
+        # Into memory that another tensor is read into, one is read when that is done.
+        pieces = self._straight if self._rooms.take(room) else self._after
+        pieces.append(
             Piece(name, room.memory, room.length, path, descriptor, entry.offset, checksum)
         )
         self._files.add(entry.file)
@@ -107,7 +110,9 @@ class IntoPlan:
         """Load."""
         handle = shared_handle() if handle is None else handle
         with self._source.reading():
-            self._read(handle)
+            self._read(handle, self._straight)
+            for piece in self._after:
+                self._read(handle, [piece])
         if self._wish.verify:
             self._source.note_unverified(handle, sorted(self._files))
         for device, entries in self._copied.items():
@@ -116,8 +121,8 @@ class IntoPlan:
             else:
                 self._through_device(device, entries, handle)
 
-    def _read(self, handle: Handle) -> None:
-        batches = Batches(handle, ([piece] for piece in self._straight))
+    def _read(self, handle: Handle, pieces: list[Piece]) -> None:
+        batches = Batches(handle, ([piece] for piece in pieces))
         with contextlib.closing(batches):
             while batches.take() is not None:
                 pass

@@ -13,7 +13,7 @@ from forebay.torch.tensors import parse_dtype, tensor_of, view_over
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["FRAME", "dtype_code", "packed"]
+__all__ = ["FRAME", "dtype_code", "find_dtype_code", "packed"]
 
 _TYPES: dict[str, torch.dtype] = {
     code: getattr(torch, name) for code, name in NAMES.items() if hasattr(torch, name)
@@ -21,9 +21,14 @@ _TYPES: dict[str, torch.dtype] = {
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
+def find_dtype_code(dtype: torch.dtype) -> str | None:
+    """Return what the format calls a type, if it has it."""
+    return _CODES.get(dtype)
+
+
 def dtype_code(dtype: torch.dtype) -> str:
     """Return what the format calls a type."""
-    code = _CODES.get(dtype)
+    code = find_dtype_code(dtype)
     if code is None:
         raise InvalidInputError(
             f"the format has no type {dtype}: convert it to one of {', '.join(NAMES.values())}"

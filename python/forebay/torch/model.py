@@ -10,13 +10,13 @@ from forebay._tensor_files.into import load_into as load_into_arrays
 from forebay._tensor_files.load import Wish
 from forebay._tensor_files.rooms import Room
 from forebay.errors import InvalidInputError
-from forebay.torch.frame import FRAME, dtype_code
+from forebay.torch.frame import FRAME, find_dtype_code
 from forebay.torch.safetensors import load_file, save_file
 from forebay.torch.sharing import duplicate_names
 from forebay.torch.tensors import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from forebay._tensor_files.select import Keys, Path, Source
     from forebay.handle import Durability, Handle
@@ -99,8 +99,8 @@ def load_model(
         Refuse files that lack a tensor of the model, or have one that it hasn't.
     device : str or int
         Where tensors pass through on their way into the model, unless some of its own are on CUDA
-        devices and no module of it has a way of its own to take tensors: they go straight into
-        place then.
+        devices and no module of it has a way of its own to give or take tensors: they go straight
+        into place then, and a failure on the way leaves the model partly loaded.
     backend, verify, handle
         As for :func:`load_file`.
 
@@ -141,6 +141,7 @@ def _goes_straight(model: torch.nn.Module, tensors: Mapping[str, Any]) -> bool:
             for item in tensors.values()
         )
         and all(isinstance(item, torch.Tensor) for item in tensors.values())
+        and not _made_by(model, tensors)
         and type(model).load_state_dict is plain.load_state_dict
         and all(
             type(module)._load_from_state_dict is plain._load_from_state_dict  # noqa: SLF001
@@ -221,13 +222,16 @@ def load_into(
     RuntimeError
         Tensors are missing or unexpected, and ``strict`` is true.
     InvalidInputError
-        Shapes differ, a tensor of the target has no memory, or what is there is no tensor (also a
-        ``ValueError``).
+        Shapes differ, a tensor of the target has no memory or is a copy that the model makes for
+        its ``state_dict()``, or what is there is no tensor (also a ``ValueError``).
     TensorFileError
         As for :func:`load_file`.
     """
-    tensors = target.state_dict() if isinstance(target, torch.nn.Module) else target
-    places = _Places(tensors)
+    if isinstance(target, torch.nn.Module):
+        tensors = target.state_dict()
+        places = _Places(tensors, _made_by(target, tensors))
+    else:
+        places = _Places(target)
     wish = Wish(keys=keys, verify=verify, budget=budget)
     plan = load_into_arrays(places, filename, FRAME, wish)
     missing = [] if keys is not None else places.without(plan.found)
@@ -239,9 +243,11 @@ def load_into(
 
 
 class _Places:
-    """Tensors that are loaded into."""
+    """Tensors that are loaded into, but for some that a model has made to be saved."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], made: Collection[torch.Tensor] = ()
+    ) -> None:
         for name, tensor in tensors.items():
             if not isinstance(tensor, torch.Tensor):
                 raise InvalidInputError(
@@ -249,6 +255,8 @@ class _Places:
                     "tensors"
                 )
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        identities = set(map(id, made))
+        self._made = {name for name, tensor in tensors.items() if id(tensor) in identities}
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape that a tensor has in a file, or None if it isn't there."""
@@ -261,8 +269,16 @@ class _Places:
 
     def problem(self, name: str, dtype: str) -> str | None:  # noqa: ARG002 (all are converted)
         """Return why a tensor can't be loaded into, if it can't."""
-        if self._tensors[name].device.type == "meta":
+        tensor = self._tensors[name]
+        if tensor.device.type == "meta":
             return "has no memory (it is on the device meta): call .to_empty(device=...) first"
+        if hasattr(tensor, "to_local"):
+            return "is a distributed tensor: load into its .to_local()"
+        if name in self._made:
+            return (
+                "is no memory of a parameter or a buffer, but what the model makes to be saved: "
+                "use load_model, or leave it out (keys)"
+            )
         return None
 
     def room(self, name: str, dtype: str) -> Room | None:
@@ -271,10 +287,11 @@ class _Places:
         on_host = tensor.device.type == "cpu"
         straight = (
             (on_host or FRAME.reaches(tensor.device))
+            and _has_memory(tensor)
             and tensor.is_contiguous()
             and not tensor.is_conj()
             and not tensor.is_neg()
-            and dtype_code(tensor.dtype) == dtype
+            and find_dtype_code(tensor.dtype) == dtype
         )
         if not straight:
             return None
@@ -298,6 +315,31 @@ class _Places:
             for name, tensor in self._tensors.items()
             if name not in found and (tensor.numel() == 0 or _identity(tensor) not in loaded)
         ]
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are in memory of its own, as those of wrappers of others aren't."""
+    return tensor.layout is torch.strided and (tensor.numel() == 0 or tensor.data_ptr() != 0)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Return what is the same for all tensors in one memory; None if it has none."""
+    if tensor.numel() == 0 or not _has_memory(tensor):
+        return None
+    return (tensor.device, tensor.untyped_storage().data_ptr())
+
+
+def _made_by(model: torch.nn.Module, tensors: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors of a model's state that lie in no parameter or buffer of its own.
+
+    What is loaded into them doesn't get into the model.
+    """
+    own = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    return [
+        tensor
+        for tensor in tensors.values()
+        if isinstance(tensor, torch.Tensor) and tensor.numel() and _memory(tensor) not in own
+    ]
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -49,11 +49,11 @@ pub(crate) struct Options {
     sweep_config: Option<PathBuf>,
 
     /// Leave reading out
-    #[arg(long, alias = "no_read", conflicts_with = "no_write")]
+    #[arg(long, alias = "no_read", conflicts_with_all = ["no_write", "show", "forget"])]
     no_read: bool,
 
     /// Leave writing out; a file to read is written all the same
-    #[arg(long, alias = "no_write")]
+    #[arg(long, alias = "no_write", conflicts_with_all = ["show", "forget"])]
     no_write: bool,
 
     /// Bytes of the file, and of one pass over it [default: 1G, less where there is less room]
@@ -65,11 +65,12 @@ pub(crate) struct Options {
     loops: u32,
 
     /// Tune for memory of a GPU, of this number [default: 0]
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0",
+        conflicts_with_all = ["show", "forget"])]
     gpu: Option<u32>,
 
     /// Tune for memory of a GPU by GPUDirect Storage
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["show", "forget"])]
     gds: bool,
 
     /// Drop the file from the page cache before each sample; direct I/O goes around it anyway

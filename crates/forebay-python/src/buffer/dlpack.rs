@@ -29,11 +29,25 @@ const DIMENSIONS_MAX: usize = 256;
 
 /// `DLDeviceType` values of memory that can be reached.
 mod device {
+    use std::borrow::Cow;
+
     pub(super) const CPU: i32 = 1;
     pub(super) const CUDA: i32 = 2;
     pub(super) const CUDA_HOST: i32 = 3;
     pub(super) const ROCM_HOST: i32 = 11;
     pub(super) const CUDA_MANAGED: i32 = 13;
+
+    /// What users know a kind by that can't be reached; the header has the numbers.
+    pub(super) fn name(kind: i32) -> Cow<'static, str> {
+        Cow::Borrowed(match kind {
+            4 => "OpenCL device",
+            7 => "Vulkan device",
+            8 => "Metal device",
+            10 => "ROCm device",
+            14 => "oneAPI device",
+            _ => return Cow::Owned(format!("DLPack device of kind {kind}, number")),
+        })
+    }
 }
 
 #[repr(C)]
@@ -121,7 +135,7 @@ fn device_of(object: &Bound<'_, PyAny>, Device { kind, id }: Device) -> PyResult
         (device::CUDA | device::CUDA_MANAGED, Ok(ordinal)) => {
             Ok(Some(OnDevice { ordinal, stream: DEFAULT_STREAM }))
         }
-        _ => Err(device_memory(object, &format!("DLPack device ({kind}, {id})"))),
+        _ => Err(device_memory(object, &format!("{} {id}", device::name(kind)))),
     }
 }
 

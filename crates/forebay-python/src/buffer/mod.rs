@@ -53,10 +53,18 @@ impl Memory {
     ///
     /// `InvalidBufferError` (a `ValueError`) or `TypeError`, with what to do.
     pub(crate) fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
-        let memory = Self::anywhere(object, writable)?;
-        match memory.device {
+        Self::anywhere(object, writable)?.on_host(object)
+    }
+
+    /// It, if the host can touch it.
+    ///
+    /// # Errors
+    ///
+    /// `UnsupportedBufferError` for memory of a device.
+    pub(crate) fn on_host(self, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match self.device {
             Some(device) => Err(device_memory(object, &format!("CUDA device {}", device.ordinal))),
-            None => Ok(memory),
+            None => Ok(self),
         }
     }
 

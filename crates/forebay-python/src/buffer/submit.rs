@@ -178,14 +178,20 @@ impl Bytes {
         (self.0.address.addr(), self.0.length)
     }
 
-    /// Those of an array in the host's memory.
+    /// Those of a contiguous array in the host's memory.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        if self.0.length == 0 {
-            return &[];
-        }
-        // SAFETY: the memory is valid while `keep` lives, which `self` holds. That no other thread
-        // writes to it meanwhile is up to the user, as for any array that two threads share; bytes
-        // that change under the comparison make it answer either way, nothing more.
-        unsafe { std::slice::from_raw_parts(self.0.address, self.0.length) }
+        self.runs().next().map_or(&[], |(run, _)| run)
+    }
+
+    /// Those of an array in the host's memory, run by run, and where each is among its values.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (&[u8], usize)> {
+        let pieces = self.0.pieces().into_iter().filter(|(_, length, _)| *length > 0);
+        pieces.map(|(address, length, position)| {
+            // SAFETY: the memory is valid while `keep` lives, which `self` holds. That no other
+            // thread writes to it meanwhile is up to the user, as for any array that two threads
+            // share; bytes that change under the comparison make it answer either way, nothing
+            // more.
+            (unsafe { std::slice::from_raw_parts(address.cast_const(), length) }, position)
+        })
     }
 }

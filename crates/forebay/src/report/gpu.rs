@@ -73,6 +73,14 @@ pub struct GpuFacts {
     pub pci_p2pdma: bool,
 }
 
+impl GpuFacts {
+    /// Whether there is a driver that GPUs work with. Under WSL and in some sandboxes, only CUDA
+    /// knows of it.
+    pub fn is_driven(&self) -> bool {
+        self.driver.is_some() || self.cuda.as_ref().is_some_and(|cuda| !cuda.devices.is_empty())
+    }
+}
+
 /// Where facts about GPUs come from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places<'a> {
@@ -205,7 +213,7 @@ pub(super) fn findings(
     findings.push(libcufile(facts, python));
     findings.push(nvidia_fs(facts));
     findings.push(gds(facts));
-    findings.extend(facts.driver.as_ref().map(|_| pinned(system)));
+    findings.extend(facts.is_driven().then(|| pinned(system)));
     findings
 }
 
@@ -233,6 +241,9 @@ fn info(id: &'static str, title: &str, detail: impl Into<String>) -> Finding {
 fn driver(facts: &GpuFacts) -> Finding {
     let title = "NVIDIA driver";
     match (&facts.driver, facts.gpus.len()) {
+        (None, _) if facts.is_driven() => {
+            info("gpu.driver", title, "the kernel shows none; CUDA works all the same")
+        }
         (None, _) => {
             info("gpu.driver", title, "not loaded: tensors stay in the processor's memory")
         }
@@ -285,7 +296,7 @@ fn libcufile(facts: &GpuFacts, python: Option<&PythonFacts>) -> Finding {
         return ok("gpu.libcufile", CUFILE, path.display().to_string());
     }
     let finding = info("gpu.libcufile", CUFILE, "not found; GPUDirect Storage takes it");
-    if facts.driver.is_none() {
+    if !facts.is_driven() {
         return finding;
     }
     let cuda = python.and_then(|python| python.torch_cuda.as_deref()).unwrap_or_default();
@@ -303,13 +314,16 @@ fn nvidia_fs(facts: &GpuFacts) -> Finding {
 }
 
 fn gds(facts: &GpuFacts) -> Finding {
-    let (mode, why) = match (&facts.driver, &facts.libcufile) {
-        (None, _) => ("host", "there is no GPU driver"),
-        (Some(_), None) => ("host", "without cuFile, tensors of GPUs go through pinned memory"),
-        (Some(_), Some(_)) if facts.nvidia_fs.is_some() => {
+    let (mode, why) = match (facts.is_driven(), &facts.libcufile) {
+        (false, _) => ("host", "there is no GPU driver"),
+        (true, None) => ("host", "without cuFile, tensors of GPUs go through pinned memory"),
+        (true, Some(_)) if facts.driver.is_none() => {
+            ("host", "the kernel shows no NVIDIA driver, which GPUDirect Storage takes")
+        }
+        (true, Some(_)) if facts.nvidia_fs.is_some() => {
             ("gds", "nvidia-fs is loaded; each file's system and drive still decide")
         }
-        (Some(_), Some(_)) if facts.pci_p2pdma => (
+        (true, Some(_)) if facts.pci_p2pdma => (
             "gds",
             "cuFile may use the kernel's own peer-to-peer transfers, where drives have them",
         ),
@@ -361,6 +375,33 @@ mod tests {
         let finding = asked(&facts, false);
         assert_eq!(finding.level, Level::Info);
         assert!(finding.detail.contains("CUDA_ERROR_NO_DEVICE"), "{finding:?}");
+    }
+
+    #[test]
+    fn a_gpu_that_only_cuda_knows_of_is_there() {
+        let cuda = CudaFacts { devices: vec!["RTX".to_owned()], ..CudaFacts::default() };
+        let mut facts = GpuFacts {
+            libcufile: Some("/site/libcufile.so.0".into()),
+            cuda: Some(cuda),
+            ..GpuFacts::default()
+        };
+        let told = |facts: &GpuFacts| -> String {
+            let findings = findings(facts, &SystemFacts::default(), None);
+            let lines: Vec<String> = findings
+                .iter()
+                .map(|finding| format!("{}: {}", finding.id, finding.detail))
+                .collect();
+            lines.join("\n")
+        };
+        let text = told(&facts);
+        assert!(text.contains("CUDA works all the same"), "{text}");
+        assert!(text.contains("gpu.gds: host: the kernel shows no NVIDIA driver"), "{text}");
+        assert!(text.contains("gpu.pinned"), "{text}");
+        facts.cuda = Some(CudaFacts::default());
+        let text = told(&facts);
+        assert!(text.contains("tensors stay in the processor's memory"), "{text}");
+        assert!(text.contains("there is no GPU driver"), "{text}");
+        assert!(!text.contains("gpu.pinned"), "{text}");
     }
 
     #[test]

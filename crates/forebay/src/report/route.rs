@@ -11,7 +11,7 @@ use super::{Finding, Level};
 use crate::topology::{Location, Meeting, PcieFunction};
 
 pub(super) fn findings(found: &DirectoryFacts, gpu: &GpuFacts) -> Vec<Finding> {
-    if gpu.driver.is_none() {
+    if !gpu.is_driven() {
         return Vec::new();
     }
     let mut findings = vec![route(found, gpu)];
@@ -30,6 +30,9 @@ fn route(found: &DirectoryFacts, gpu: &GpuFacts) -> Finding {
     };
     if gpu.libcufile.is_none() {
         return host("cuFile isn't here");
+    }
+    if gpu.driver.is_none() {
+        return host("the kernel shows no NVIDIA driver");
     }
     let Some(storage) = &found.storage else {
         return host("what the directory is on isn't shown here");

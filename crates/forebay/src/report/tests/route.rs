@@ -1,7 +1,7 @@
 //! Findings about the route of tensors in GPU memory, and the links that it takes.
 
 use super::*;
-use crate::report::gpu::{Gpu, GpuFacts};
+use crate::report::gpu::{CudaFacts, Gpu, GpuFacts};
 
 /// A machine with a GPU, and all that GPUDirect Storage takes.
 fn gpu_facts() -> GpuFacts {
@@ -53,6 +53,11 @@ fn the_route_follows_from_what_is_loaded() {
         gpu.pci_p2pdma = true;
     });
     assert_found(&findings, ID, Level::Ok, "the kernel's own peer-to-peer", None);
+    let findings = route(|_, gpu| {
+        gpu.driver = None;
+        gpu.cuda = Some(CudaFacts { devices: vec!["RTX".to_owned()], ..CudaFacts::default() });
+    });
+    assert_found(&findings, ID, Level::Info, "the kernel shows no NVIDIA driver", None);
 }
 
 #[test]
