@@ -13,6 +13,7 @@ import pytest
 
 import forebay
 from conftest import pattern
+from forebay.errors import ShortFileError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -232,3 +233,16 @@ def test_one_operation_of_more_than_two_gib_is_exact(path: Path) -> None:
         handle.load(back, path)
     assert path.stat().st_size == size
     assert np.array_equal(back, data)
+
+
+def test_an_error_of_a_descriptor_names_the_file_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(b"x" * 10)
+    with forebay.Handle() as handle, path.open("rb") as file:
+        with pytest.raises(ShortFileError) as caught:
+            handle.load(bytearray(11), file.fileno())
+        assert caught.value.filename == str(path)
+        path.unlink()
+        with pytest.raises(ShortFileError) as caught:
+            handle.load(bytearray(11), file.fileno())
+        assert caught.value.filename == f"descriptor {file.fileno()}"

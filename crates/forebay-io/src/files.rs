@@ -202,7 +202,7 @@ impl TensorFile {
     pub(crate) fn open(target: &Target, options: OpenOptions, mounts: &Mounts) -> Result<Self> {
         let (path, label) = match target {
             Target::Path(path) => (Some(path.clone()), path.clone()),
-            Target::Descriptor(number) => (None, PathBuf::from(format!("descriptor {number}"))),
+            Target::Descriptor(number) => (None, name_of(*number)),
         };
         let directory = match &path {
             Some(path) if options.with_directory => Some(open_directory(path)?),
@@ -373,7 +373,7 @@ impl TensorFile {
             .map_err(|code| self.os_error(code, "cannot shorten"))
     }
 
-    /// What messages call it: its path, or the number of the caller's descriptor.
+    /// What messages call it: its path, or what [`name_of`] the caller's descriptor is.
     pub(crate) fn label(&self) -> &Path {
         &self.label
     }
@@ -506,6 +506,13 @@ fn blocking(file: OwnedFd) -> Result<OwnedFd> {
     rustix::fs::fcntl_setfl(&file, OFlags::empty())
         .map_err(|code| Error::from_os(code.raw_os_error(), "cannot set up"))?;
     Ok(file)
+}
+
+/// Where the file behind a descriptor is, or the descriptor's number if that is nowhere.
+fn name_of(descriptor: RawFd) -> PathBuf {
+    let named = |path: &PathBuf| path.is_absolute() && path.exists();
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
+    link.ok().filter(named).unwrap_or_else(|| PathBuf::from(format!("descriptor {descriptor}")))
 }
 
 /// A descriptor of our own for the file behind the caller's, without `O_APPEND` and `O_DIRECT`.
