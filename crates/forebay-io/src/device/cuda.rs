@@ -18,6 +18,9 @@ const NAME_BYTES: usize = 256;
 /// `CUDA_ERROR_NOT_READY`, which is an answer and no failure.
 pub(super) const NOT_READY: c_int = 600;
 
+/// What to try where the library isn't there.
+const NO_DRIVER: &str = "it comes with NVIDIA's driver; a container needs the --gpus option";
+
 /// What to try while a graph is being captured.
 pub(super) const IN_CAPTURE: &str = "load and store before or after a CUDA graph is captured";
 
@@ -69,7 +72,9 @@ impl Cuda {
     /// [`ErrorKind::Unsupported`] if the library or one of its functions is missing;
     /// [`ErrorKind::Device`] if the driver finds no device or can't start.
     pub fn load(search: &Search) -> Result<Arc<Self>> {
-        let driver = Driver::of(library::open(NAMES, search)?)?;
+        let library =
+            library::open(NAMES, search).map_err(|error| error.hint_if_none(NO_DRIVER))?;
+        let driver = Driver::of(library)?;
         let pinned = Pinned::new(driver);
         let mut cuda =
             Self { driver, pinned, process: process::number(), version: 0, device_count: 0 };

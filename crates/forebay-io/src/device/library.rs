@@ -3,12 +3,16 @@
 //! A library that was loaded stays so until the process ends: its threads may run at any time.
 #![expect(unsafe_code, reason = "loads libraries and looks up their symbols")]
 
+use std::error::Error as _;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use libloading::Library;
 
 use crate::error::{Error, ErrorKind, Result};
+
+/// What the loader says of a library that is nowhere.
+const NO_SUCH_FILE: &str = "No such file or directory";
 
 /// Where to look for libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +44,11 @@ pub(super) fn open(names: &[&str], search: &Search) -> Result<&'static Library> 
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => {
-                let _ = write!(refusals, "; {}: {error}", path.display());
+                let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                // That it isn't there is said once, of all its names.
+                if !reason.contains(NO_SUCH_FILE) {
+                    let _ = write!(refusals, "; {reason}");
+                }
             }
         }
     }
