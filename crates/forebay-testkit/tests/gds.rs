@@ -634,6 +634,32 @@ fn what_is_in_the_page_cache_comes_from_there_unless_gds_is_asked_for() {
 }
 
 #[test]
+fn refused_blocks_that_are_in_the_page_cache_fit_into_staging_blocks() {
+    let rig = Rig::new("delay_us=20");
+    let stream = rig.standin.stream(0);
+    let (path, bytes) = (rig.path("tensor"), pattern(7, LENGTH));
+    std::fs::write(&path, &bytes).unwrap();
+    // All but the last bytes stay in the page cache.
+    let file = std::fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    let last = (LENGTH - GRANULE) as u64;
+    rustix::fs::fadvise(&file, last, None, rustix::fs::Advice::DontNeed).unwrap();
+    let options = Options { page_cache: true, parallelism: 1, ..rig.options() };
+    let handle = Handle::new(options).unwrap();
+    let memory = rig.standin.allocate(0, LENGTH);
+    rig.standin.configure("fail=cuFileRead:2+:5012");
+    rig.load(&handle, &path, stream, (memory, LENGTH)).unwrap();
+    assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+    let stats = handle.stats();
+    assert!(stats.bytes_gds > 0, "{stats:?}");
+    assert_eq!(stats.bytes_gds + stats.bytes_device, LENGTH as u64);
+    assert!(stats.staging_bytes <= STAGING_BYTES as u64);
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+#[test]
 fn files_without_direct_io_go_through_the_host() {
     let rig = Rig::new("");
     let options = Options { direct: DirectMode::Never, ..rig.options() };

@@ -95,13 +95,14 @@ impl Flight {
         gds.is_registered(*device, DeviceRange { start, length: block.length })
     }
 
-    /// Leaves what doesn't fit in a staging block for later: a block that was planned to go another
-    /// way may be longer.
+    /// Leaves what doesn't fit in a staging block for later, whether it comes from the drive or the
+    /// page cache: a block that was planned to go by GPUDirect Storage may be longer, and starts at
+    /// its first wanted byte.
     pub(super) fn cut(&mut self) {
         let most = self.unit.operation.plan.device_block_bytes;
         let is_copied = self.is_copied();
         let Work::Move { block, .. } = &mut self.unit.work else { return };
-        if !is_copied || block.route != Route::Staged || block.window_length <= most {
+        if !is_copied || block.window_length <= most {
             return;
         }
         let left = block.length - most;
