@@ -12,7 +12,7 @@ use forebay_io::device::gds::DeviceRange;
 use forebay_io::device::{CallerStream, Context, Devices, Search};
 use forebay_io::{
     DeviceAccess, DeviceRoute, DirectMode, Direction, EngineChoice, EngineKind, Error, ErrorKind,
-    Handle, Operation, Options, Request, Result, Target,
+    Handle, Operation, Options, Part, Request, Result, Target,
 };
 use forebay_standin::{Standin, Stream};
 use forebay_testkit::fault::{Cut, FaultFactory, FaultPlan, Scope, When};
@@ -654,6 +654,53 @@ fn refused_blocks_that_are_in_the_page_cache_fit_into_staging_blocks() {
     assert!(stats.bytes_gds > 0, "{stats:?}");
     assert_eq!(stats.bytes_gds + stats.bytes_device, LENGTH as u64);
     assert!(stats.staging_bytes <= STAGING_BYTES as u64);
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+#[test]
+fn short_neighbours_go_by_cufile_together_and_are_registered_as_one() {
+    const EACH: usize = 3001;
+    let rig = Rig::new("delay_us=20");
+    let handle = rig.handle(DeviceRoute::Gds);
+    let stream = rig.standin.stream(0);
+    // One long enough to be registered by itself, and many that aren't.
+    let lengths: Vec<usize> = [16 * BLOCK_BYTES + 77].into_iter().chain([EACH; 1500]).collect();
+    let total = lengths.iter().sum();
+    let (path, bytes) = (rig.path("tensors"), pattern(11, total));
+    let memory = rig.standin.allocate(0, total);
+    rig.standin.kernel_write(stream, memory, &bytes);
+    let request = |direction| {
+        let mut request = rig.request(direction, &path, 0, stream, (memory, lengths[0]));
+        let mut start = lengths[0];
+        for &length in &lengths[1..] {
+            request.parts.push(Part {
+                offset: start as u64,
+                address: std::ptr::without_provenance_mut(memory + start),
+                length,
+                ..request.parts[0]
+            });
+            start += length;
+        }
+        request
+    };
+    run(&handle, Request { whole_file: true, ..request(Direction::Store) }).unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    rig.standin.kernel_write(stream, memory, &vec![0; total]);
+    run(&handle, request(Direction::Load)).unwrap();
+    assert!(rig.standin.kernel_read(stream, memory, total) == bytes);
+    let stats = handle.stats();
+    // All but the ragged end of either.
+    assert_eq!(stats.bytes_gds, 2 * (total - total % GRANULE) as u64);
+    assert!(stats.bytes_registered >= stats.bytes_gds, "{stats:?}");
+    assert_eq!(rig.standin.count("cuFileBufRegister"), 2);
+
+    // The short ones alone, which have no whole granule each.
+    let mut short = request(Direction::Load);
+    short.parts.remove(0);
+    run(&handle, short).unwrap();
+    assert!(handle.stats().bytes_gds > stats.bytes_gds + (1500 * EACH - 2 * GRANULE) as u64);
     rig.standin.free(memory);
     rig.standin.end(stream);
     rig.no_violations();
