@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::pointer::allocation_at;
 use crate::device::{BufferRegistration, Context, CuFile, Cuda, DeviceAddress};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::process;
 
 /// Most bytes that are registered without having been pinned. The window through which a device's
 /// memory is reached by others is 256 MiB on the smallest.
@@ -52,9 +53,16 @@ impl DeviceRange {
 type Owner = Box<dyn Any + Send>;
 
 /// The device memory that cuFile knows in this process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffers {
+    process: u64,
     entries: Mutex<BTreeMap<DeviceAddress, Entry>>,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self { process: process::number(), entries: Mutex::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -103,6 +111,11 @@ impl BufferUse {
 
 impl Drop for BufferUse {
     fn drop(&mut self) {
+        // In a forked child nothing is registered, and the lock may be held for ever: registering
+        // takes a while.
+        if self.buffers.process != process::number() {
+            return;
+        }
         let mut entries = self.buffers.entries();
         if let Some(entry) = entries.get_mut(&self.range.start) {
             entry.uses -= 1;
@@ -381,6 +394,36 @@ mod tests {
         assert_eq!(error.device_code().unwrap().name, "CU_FILE_GPU_MEMORY_PINNING_FAILED");
         rig.standin.free(memory);
         assert_eq!(rig.standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_forked_child_lets_go_of_a_use_without_waiting_for_its_parents_locks() {
+        let rig = Rig::new();
+        let memory = rig.standin.allocate(0, LENGTH);
+        let used = rig.enter(memory, LENGTH, true).unwrap();
+        let registering = rig.buffers.entries();
+        // SAFETY: the child lets go of what is being tested, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(used);
+            // SAFETY: the child has nothing to tidy up.
+            unsafe { libc::_exit(0) };
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let mut status = -1;
+        // SAFETY: the child is this test's; the result's pointer is valid.
+        while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+            if std::time::Instant::now() > deadline {
+                // SAFETY: as above.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(status, 0, "the child hung");
+        drop(registering);
+        drop(used);
+        assert_eq!(rig.counts(), (1, 1));
+        rig.standin.free(memory);
     }
 
     #[test]
