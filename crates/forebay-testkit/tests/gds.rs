@@ -707,6 +707,34 @@ fn short_neighbours_go_by_cufile_together_and_are_registered_as_one() {
 }
 
 #[test]
+fn a_file_that_is_cut_short_on_the_way_is_said_to_be_too_short_by_either_route() {
+    for route in [DeviceRoute::Auto, DeviceRoute::Gds] {
+        for left in [5 * GRANULE, 5 * GRANULE + 100, 100, 0] {
+            let rig = Rig::new("");
+            let handle = rig.handle(route);
+            let stream = rig.standin.stream(0);
+            let memory = rig.standin.allocate(0, LENGTH);
+            let path = rig.path("tensor");
+            std::fs::write(&path, pattern(1, LENGTH)).unwrap();
+            let held = rig.standin.hold(stream);
+            let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
+            let operation = start(&handle, request).unwrap();
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(left as u64).unwrap();
+            drop(held);
+            let error = operation.wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ShortFile, "{route:?} {left}: {error}");
+            assert_eq!(error.path_ref(), Some(path.as_path()));
+            // What a file lacks isn't cuFile's fault.
+            assert_eq!(handle.stats().fallbacks, [], "{route:?} {left}");
+            rig.standin.free(memory);
+            rig.standin.end(stream);
+            rig.no_violations();
+        }
+    }
+}
+
+#[test]
 fn files_without_direct_io_go_through_the_host() {
     let rig = Rig::new("");
     let options = Options { direct: DirectMode::Never, ..rig.options() };

@@ -173,6 +173,7 @@ impl Flight {
         self.moved -= self.moved % granule;
         match route {
             _ if self.moved > before => Verdict::Continue,
+            Route::Gds if self.file_ends_before(needed) => Verdict::Failed(self.short_file()),
             Route::Gds => {
                 let text = format!("cuFile moves {bytes} bytes, less than a granule, and stops");
                 self.refused_by_cufile(Error::new(ErrorKind::Device, text))
@@ -268,6 +269,14 @@ impl Flight {
             Some(file) => error.path(file.label()),
             None => error,
         }
+    }
+
+    /// Whether a load's file no longer has the first `needed` bytes of the block.
+    fn file_ends_before(&self, needed: usize) -> bool {
+        self.transfer.command == Command::Read
+            && self.block().is_some_and(|(file, _, block)| {
+                file.current_size() < block.window_offset + needed as u64
+            })
     }
 
     fn file(&self) -> Option<&TensorFile> {
