@@ -139,8 +139,9 @@ class Joining(DLPackArray):
         return super().__dlpack__(stream=stream, max_version=max_version)
 
 
+@pytest.mark.usefixtures("frame")
 def test_a_save_waits_for_streams_as_each_array_joins_them(
-    frame: StandinFrame, standin: Standin, tmp_path: Path
+    standin: Standin, tmp_path: Path
 ) -> None:
     standin.configure("delay_us=3000")
     wanted = {str(index): pattern(1 << 20, index) for index in range(3)}
