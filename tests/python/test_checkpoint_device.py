@@ -12,6 +12,7 @@ import pytest
 import forebay
 import forebay.numpy as faces
 from conftest import pattern
+from cuda_standin import DLPackArray
 from forebay._tensor_files import save as saving
 from forebay.checkpoint import Checkpointer
 from forebay.errors import DeviceError, MismatchError
@@ -123,6 +124,37 @@ def test_a_save_comes_behind_the_kernel_that_makes_the_tensor(
     with forebay.Handle() as handle:
         save({"a": array}, tmp_path / "model.safetensors", handle)
     assert np.array_equal(faces.load_file(tmp_path / "model.safetensors")["a"], content)
+
+
+class Joining(DLPackArray):
+    """An array whose kernel is in the default stream only once somebody has asked for it."""
+
+    def __init__(self, standin: Standin, address: int, data: bytes) -> None:
+        super().__init__(1, address, 0, len(data))
+        self.shape = (len(data),)
+        self._write = lambda: standin.kernel_write(1, 1, address, data)
+
+    def __dlpack__(self, *, stream: int, max_version: tuple[int, int]) -> Any:
+        self._write()
+        return super().__dlpack__(stream=stream, max_version=max_version)
+
+
+@pytest.mark.usefixtures("frame")
+def test_a_save_waits_for_streams_as_each_array_joins_them(
+    standin: Standin, tmp_path: Path
+) -> None:
+    standin.configure("delay_us=3000")
+    wanted = {str(index): pattern(1 << 20, index) for index in range(3)}
+    memory = {name: standin.allocate(1, array.nbytes) for name, array in wanted.items()}
+    arrays = {
+        name: Joining(standin, memory[name], array.tobytes()) for name, array in wanted.items()
+    }
+    with forebay.Handle() as handle:
+        save(arrays, tmp_path / "model.safetensors", handle)
+    found = faces.load_file(tmp_path / "model.safetensors")
+    assert all(np.array_equal(found[name], array) for name, array in wanted.items())
+    for address in memory.values():
+        standin.free(address)
 
 
 @pytest.mark.parametrize("number", [1, 2, 300])

@@ -193,12 +193,15 @@ impl Handle {
         devices: &[DeviceUse],
     ) -> Result<(Arc<Shared>, Arc<Workers>)> {
         let durability = request.durability.unwrap_or(self.options.durability);
+        let (parts, places) = join(request);
         let mut files: Vec<OpenedFile> = Vec::with_capacity(request.files.len());
         let opened = self.open_all(runtime, request, durability, &mut files);
         let checked = opened.and_then(|workers| {
             check_files(request, &files)?;
             let terms = (workers.block_bytes, runtime.counters.as_ref());
-            runtime.routes.choose(request, devices, &mut files, terms).map(|()| workers)
+            let wanted = (&parts[..], devices);
+            let chosen = runtime.routes.choose(wanted, &mut files, request.checksums, terms);
+            chosen.map(|()| workers)
         });
         let workers = match checked {
             Ok(workers) => workers,
@@ -209,7 +212,6 @@ impl Handle {
                 return Err(error);
             }
         };
-        let (parts, places) = join(request);
         let plan = Plan {
             direction: request.direction,
             priority: request.priority,

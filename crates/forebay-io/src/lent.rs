@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::{Context, DeviceAddress, Event, Stream};
+use crate::device::{CallerStream, Context, DeviceAddress, Event, Stream};
 use crate::error::Result;
 use crate::handle::Handle;
 use crate::request::DeviceAccess;
@@ -37,9 +37,24 @@ impl Behind {
     /// The stream is live, and of the context's device.
     pub unsafe fn new(access: &DeviceAccess) -> Result<Arc<Self>> {
         let event = Event::new(&access.context)?;
+        let behind = Self { context: Arc::clone(&access.context), event };
         // SAFETY: the caller's promise is passed on.
-        unsafe { event.record_behind(access.stream) }?;
-        Ok(Arc::new(Self { context: Arc::clone(&access.context), event }))
+        unsafe { behind.mark(access.stream) }?;
+        Ok(Arc::new(behind))
+    }
+
+    /// Marks where a stream is now instead, for copies that are yet to be asked for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::new`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::new`].
+    pub unsafe fn mark(&self, stream: CallerStream) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.event.record_behind(stream) }
     }
 }
 
@@ -254,7 +269,7 @@ mod tests {
     use forebay_standin::{Standin, Stream as Theirs};
 
     use super::*;
-    use crate::device::{CallerStream, Cuda, Search};
+    use crate::device::{Cuda, Search};
     use crate::memory::{ALIGNMENT_DEFAULT, PoolBuffer};
     use crate::{Options, Pool};
 

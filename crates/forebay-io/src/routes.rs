@@ -28,8 +28,7 @@ use crate::engine::gds::{Channel, OpenChannel};
 use crate::engine::{ChannelNumber, Channels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::TensorFile;
-use crate::operation::{DeviceUse, OpenedFile};
-use crate::request::{Part, Request};
+use crate::operation::{DeviceUse, FilePart, OpenedFile};
 use crate::stats::Counters;
 use crate::syscalls::cached_bytes;
 
@@ -100,7 +99,7 @@ pub(crate) struct Routes {
 /// What one file's way is to be found from.
 struct Wish<'a> {
     opened: &'a OpenedFile,
-    parts: Vec<&'a Part>,
+    parts: Vec<&'a FilePart>,
     devices: &'a [DeviceUse],
     block_bytes: usize,
     /// The checksums of parts are wanted, which are computed in the host's memory.
@@ -162,29 +161,30 @@ impl Routes {
         self.gap.get_or_init(|| platform_gap(&root())).clone()
     }
 
-    /// Finds the way of each file's device memory.
+    /// Finds the way of each file's device memory, of which there are these parts as they are
+    /// planned: what is joined there is long enough for more.
     ///
     /// # Errors
     ///
     /// With [`DeviceRoute::Gds`], what stands in the way.
     pub(crate) fn choose(
         &self,
-        request: &Request,
-        devices: &[DeviceUse],
+        (parts, devices): (&[FilePart], &[DeviceUse]),
         files: &mut [OpenedFile],
+        checksums: bool,
         (block_bytes, counters): (usize, &Counters),
     ) -> Result<()> {
         if devices.is_empty() {
             return Ok(());
         }
         for (index, opened) in files.iter_mut().enumerate() {
-            let on_devices = |part: &&Part| part.file == index && part.device.is_some();
-            let parts: Vec<_> =
-                request.parts.iter().filter(on_devices).filter(|part| part.length > 0).collect();
+            let on_devices = |part: &&FilePart| {
+                part.file == index && part.device.is_some() && part.span.length > 0
+            };
+            let parts: Vec<_> = parts.iter().filter(on_devices).collect();
             if parts.is_empty() {
                 continue;
             }
-            let checksums = request.checksums;
             let wish = Wish { opened, parts, devices, block_bytes, checksums };
             let found = self.find(&wish, counters);
             opened.gds = self.settle(&opened.file, found, counters)?;
@@ -274,8 +274,8 @@ impl Routes {
         }
         let file = wish.opened.file.buffered();
         wish.parts.iter().all(|part| {
-            cached_bytes(file, part.offset, part.length as u64)
-                .is_some_and(|cached| cached >= part.length as u64)
+            let length = part.span.length as u64;
+            cached_bytes(file, part.span.offset, length).is_some_and(|cached| cached >= length)
         })
     }
 
@@ -284,11 +284,11 @@ impl Routes {
         let granule = wish.opened.file.offset_alignment;
         let mut file =
             GdsFile { channels: Vec::new(), required: self.is_required(), refused: false.into() };
-        let has_core = |part: &&&Part| {
-            let end = part.offset + part.length as u64;
-            part.offset.next_multiple_of(granule) < end - end % granule
+        let has_core = |part: &&&FilePart| {
+            let end = part.span.offset + part.span.length as u64;
+            part.span.offset.next_multiple_of(granule) < end - end % granule
         };
-        let parts: Vec<&Part> = wish.parts.iter().filter(has_core).copied().collect();
+        let parts: Vec<&FilePart> = wish.parts.iter().filter(has_core).copied().collect();
         let Some(descriptor) = wish.opened.file.direct().filter(|_| !parts.is_empty()) else {
             return Ok(file);
         };
@@ -313,8 +313,8 @@ impl Routes {
     }
 }
 
-fn range_of(part: &Part) -> DeviceRange {
-    DeviceRange { start: part.address.expose_provenance(), length: part.length }
+fn range_of(part: &FilePart) -> DeviceRange {
+    DeviceRange { start: part.span.address, length: part.span.length }
 }
 
 /// The registered memory that holds the given ranges, as far as any does.

@@ -263,6 +263,37 @@ fn one_request_moves_memory_of_the_host_and_of_both_devices() {
 }
 
 #[test]
+fn a_request_waits_for_each_of_the_streams_that_it_names_on_a_device() {
+    let rig = Rig::set_up("");
+    let handle = Handle::new(Options { parallelism: 1, ..options() }).unwrap();
+    let streams = [rig.standin.stream(0), rig.standin.stream(0)];
+    let (path, bytes) = (rig.path("tensors"), pattern(12, 2 * LENGTH));
+    let memory = streams.map(|_| rig.standin.allocate(0, LENGTH));
+    rig.standin.kernel_write(streams[0], memory[0], &bytes[..LENGTH]);
+    let held = rig.standin.hold(streams[1]);
+    rig.standin.kernel_write(streams[1], memory[1], &bytes[LENGTH..]);
+    let mut store = rig.request(Direction::Store, &path, 0, streams[0], (memory[0], LENGTH));
+    store.parts.push(Part {
+        file: 0,
+        offset: LENGTH as u64,
+        address: std::ptr::without_provenance_mut(memory[1]),
+        length: LENGTH,
+        device: Some(1),
+    });
+    store.devices.push(rig.access(streams[1]));
+    let operation = rig.start(&handle, store).unwrap();
+    assert!(!operation.wait_timeout(std::time::Duration::from_millis(50)).unwrap());
+    drop(held);
+    operation.wait().unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    for (memory, stream) in memory.into_iter().zip(streams) {
+        rig.standin.free(memory);
+        rig.standin.end(stream);
+    }
+    rig.no_violations();
+}
+
+#[test]
 fn many_operations_of_many_streams_keep_apart() {
     const EACH: usize = 300_007;
     let rig = Rig::set_up("delay_us=100 seed=11");

@@ -27,6 +27,7 @@ use super::{
 use crate::device::gds::{BufferUse, DeviceRange};
 use crate::device::{Context, Event, FileRange, FileRegistration, device_error};
 use crate::error::{Error, Result};
+use crate::memory::process;
 
 /// Codes of cuFile are larger (`CUFILEOP_BASE_ERR` of `cufile.h`), and those of the system smaller.
 pub const FILE_CODE_BASE: i64 = 5000;
@@ -99,9 +100,16 @@ impl Channel {
 }
 
 /// The channels of a handle, by their numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Channels {
+    process: u64,
     open: Mutex<Vec<Option<Arc<Channel>>>>,
+}
+
+impl Default for Channels {
+    fn default() -> Self {
+        Self { process: process::number(), open: Mutex::default() }
+    }
 }
 
 /// A channel that transfers can name until this is dropped.
@@ -126,7 +134,10 @@ impl OpenChannel {
 
 impl Drop for OpenChannel {
     fn drop(&mut self) {
-        self.channels.open()[self.number.0 as usize] = None;
+        // A forked child has no transfers, and may have inherited the lock held.
+        if self.channels.process == process::number() {
+            self.channels.open()[self.number.0 as usize] = None;
+        }
     }
 }
 

@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! - A copy that was started lands exactly once, well or badly, or is over when this is dropped.
-//! - The first copy of an operation on a lane comes after what its caller's stream had to do.
+//! - The copies of an operation on a lane come after what the caller's stream had to do of whose
+//!   memory they are: an operation may name several streams of a device.
 #![expect(unsafe_code, reason = "enqueues copies, which are promises about memory")]
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -37,7 +38,6 @@ impl Worker {
         let skip = if direction == Direction::Load { block.skip(&span) } else { 0 };
         let copy = Copy {
             token,
-            operation: flight.unit.operation.id,
             device,
             direction,
             block: address.wrapping_add(skip),
@@ -79,8 +79,6 @@ struct Landing {
 #[derive(Clone, Copy, Debug)]
 struct Copy<'a> {
     token: usize,
-    /// The operation, by its number.
-    operation: u64,
     device: &'a DeviceUse,
     /// A load copies to the device, a store from it.
     direction: Direction,
@@ -123,8 +121,8 @@ impl Shore {
 struct Lane {
     direction: Direction,
     stream: Stream,
-    /// The operation whose start was waited for last.
-    behind: Option<u64>,
+    /// The start that was waited for last.
+    behind: Option<Arc<Event>>,
     /// Events that are over.
     events: Vec<Event>,
     watch: Option<Sender<Watched>>,
@@ -165,9 +163,10 @@ impl Copies {
             Some(event) => event,
             None => Event::new(context)?,
         };
-        if lane.behind != Some(copy.operation) {
-            lane.stream.wait_for(&copy.device.start)?;
-            lane.behind = Some(copy.operation);
+        let start = &copy.device.start;
+        if !lane.behind.as_ref().is_some_and(|last| Arc::ptr_eq(last, start)) {
+            lane.stream.wait_for(start)?;
+            lane.behind = Some(Arc::clone(start));
         }
         // SAFETY: the caller's promise is passed on.
         unsafe { lane.enqueue(&copy) }?;

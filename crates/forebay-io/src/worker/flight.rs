@@ -95,13 +95,14 @@ impl Flight {
         gds.is_registered(*device, DeviceRange { start, length: block.length })
     }
 
-    /// Leaves what doesn't fit in a staging block for later: a block that was planned to go another
-    /// way may be longer.
+    /// Leaves what doesn't fit in a staging block for later, whether it comes from the drive or the
+    /// page cache: a block that was planned to go by GPUDirect Storage may be longer, and starts at
+    /// its first wanted byte.
     pub(super) fn cut(&mut self) {
         let most = self.unit.operation.plan.device_block_bytes;
         let is_copied = self.is_copied();
         let Work::Move { block, .. } = &mut self.unit.work else { return };
-        if !is_copied || block.route != Route::Staged || block.window_length <= most {
+        if !is_copied || block.window_length <= most {
             return;
         }
         let left = block.length - most;
@@ -172,6 +173,7 @@ impl Flight {
         self.moved -= self.moved % granule;
         match route {
             _ if self.moved > before => Verdict::Continue,
+            Route::Gds if self.file_ends_before(needed) => Verdict::Failed(self.short_file()),
             Route::Gds => {
                 let text = format!("cuFile moves {bytes} bytes, less than a granule, and stops");
                 self.refused_by_cufile(Error::new(ErrorKind::Device, text))
@@ -267,6 +269,14 @@ impl Flight {
             Some(file) => error.path(file.label()),
             None => error,
         }
+    }
+
+    /// Whether a load's file no longer has the first `needed` bytes of the block.
+    fn file_ends_before(&self, needed: usize) -> bool {
+        self.transfer.command == Command::Read
+            && self.block().is_some_and(|(file, _, block)| {
+                file.current_size() < block.window_offset + needed as u64
+            })
     }
 
     fn file(&self) -> Option<&TensorFile> {

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use forebay_io::device::CallerStream;
 use forebay_io::{Behind, DeviceBytes, Lent};
 use pyo3::prelude::*;
 
@@ -12,7 +13,7 @@ use super::cuda::OnDevice;
 use super::submit::Bytes;
 use crate::error::OrRaise;
 
-/// The streams on which lent arrays are made, as far as they were when the first array of each came.
+/// The streams on which lent arrays are made, as far as they were when the last array of each came.
 #[derive(Default)]
 pub(crate) struct Lenders {
     known: Vec<(OnDevice, Arc<Behind>)>,
@@ -31,10 +32,13 @@ impl Lenders {
     }
 
     fn behind(&mut self, object: &Bound<'_, PyAny>, device: OnDevice) -> PyResult<Arc<Behind>> {
+        let py = object.py();
         if let Some((_, behind)) = self.known.iter().find(|(known, _)| *known == device) {
+            // A producer may have had the stream wait for its own only when it was asked for this.
+            // SAFETY: the stream is the array's producer's, which is live while the array is.
+            py.detach(|| unsafe { behind.mark(CallerStream(device.stream)) }).or_raise(py)?;
             return Ok(Arc::clone(behind));
         }
-        let py = object.py();
         let access = device.access(object)?;
         // SAFETY: the stream is the array's producer's, which is live while the array is.
         let behind = py.detach(|| unsafe { Behind::new(&access) }).or_raise(py)?;

@@ -12,7 +12,8 @@
 //!
 //! - Memory is registered at most once, and isn't freed before that has ended: its owner is kept by
 //!   the entry (pinned) or by the operation.
-//! - An entry is for one allocation, which is looked at before each operation.
+//! - An entry is for the allocation that it begins in, which is looked at before each operation.
+//! - What was pinned stays so until that is unpinned, whatever else is pinned in the same memory.
 #![expect(unsafe_code, reason = "registers memory, which is a promise about its life")]
 
 use std::any::Any;
@@ -20,8 +21,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::pointer::allocation_at;
-use crate::device::{BufferRegistration, Context, CuFile, DeviceAddress};
+use crate::device::{BufferRegistration, Context, CuFile, Cuda, DeviceAddress};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::process;
 
 /// Most bytes that are registered without having been pinned. The window through which a device's
 /// memory is reached by others is 256 MiB on the smallest.
@@ -51,9 +53,16 @@ impl DeviceRange {
 type Owner = Box<dyn Any + Send>;
 
 /// The device memory that cuFile knows in this process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffers {
+    process: u64,
     entries: Mutex<BTreeMap<DeviceAddress, Entry>>,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self { process: process::number(), entries: Mutex::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -64,7 +73,26 @@ struct Entry {
     /// The allocation's number.
     allocation: u64,
     uses: usize,
-    pinned: Option<Owner>,
+    /// What was pinned of it: none for what is registered for operations only.
+    pins: Vec<Pin>,
+}
+
+impl Entry {
+    fn is_needed(&self) -> bool {
+        self.uses > 0 || !self.pins.is_empty()
+    }
+}
+
+/// A range that the program pinned, and its owner.
+struct Pin {
+    range: DeviceRange,
+    owner: Owner,
+}
+
+impl std::fmt::Debug for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pin").field("range", &self.range).finish_non_exhaustive()
+    }
 }
 
 /// Registered memory that an operation uses.
@@ -83,10 +111,15 @@ impl BufferUse {
 
 impl Drop for BufferUse {
     fn drop(&mut self) {
+        // In a forked child nothing is registered, and the lock may be held for ever: registering
+        // takes a while.
+        if self.buffers.process != process::number() {
+            return;
+        }
         let mut entries = self.buffers.entries();
         if let Some(entry) = entries.get_mut(&self.range.start) {
             entry.uses -= 1;
-            if entry.uses == 0 && entry.pinned.is_none() {
+            if !entry.is_needed() {
                 entries.remove(&self.range.start);
             }
         }
@@ -119,25 +152,25 @@ impl Buffers {
         // Goes after the lock: an owner's end may come back here.
         let _owners;
         let mut entries = self.entries();
-        _owners = drop_stale(&mut entries, range, allocation);
-        if let Some((_, entry)) = overlapping(&mut entries, range) {
-            let held = entry.1;
+        _owners = drop_stale(&mut entries, range, context.cuda());
+        let pin = Pin { range, owner };
+        if let Some((_, (entry, held))) = overlapping(&mut entries, range) {
             if !held.holds(&range) {
-                return Err(overlap(range));
+                return Err(overlap(range, entry));
             }
-            let was_pinned = entry.0.pinned.is_some();
-            if !was_pinned {
-                entry.0.pinned = Some(owner);
+            let is_new = entry.pins.iter().all(|known| known.range != range);
+            if is_new {
+                entry.pins.push(pin);
             }
-            return Ok(!was_pinned);
+            return Ok(is_new);
         }
         // SAFETY: the entry is dropped before the owner that it holds.
         let registration = unsafe { cufile.register_buffer(context, range.start, range.length) }?;
         let DeviceRange { start, length } = range;
-        let pinned = Some(owner);
+        let pins = vec![pin];
         entries.insert(
             start,
-            Entry { _registration: registration, length, allocation, uses: 0, pinned },
+            Entry { _registration: registration, length, allocation, uses: 0, pins },
         );
         Ok(true)
     }
@@ -145,23 +178,24 @@ impl Buffers {
     /// Ends what [`Self::pin`] began for the memory that starts there, once no operation uses it.
     /// `false` if it isn't pinned.
     pub fn unpin(&self, start: DeviceAddress) -> bool {
-        // Goes after the lock: an owner's end may come back here.
-        let owner;
+        // Go after the lock: an owner's end may come back here.
+        let ended: Vec<Pin>;
         let mut entries = self.entries();
-        let Some(entry) = entries.get_mut(&start) else { return false };
-        owner = entry.pinned.take();
-        let was_pinned = owner.is_some();
-        if entry.uses == 0 {
-            entries.remove(&start);
+        let first = DeviceRange { start, length: 1 };
+        let Some((key, (entry, _))) = overlapping(&mut entries, first) else { return false };
+        let pins = std::mem::take(&mut entry.pins);
+        (ended, entry.pins) = pins.into_iter().partition(|pin| pin.range.start == start);
+        if !entry.is_needed() {
+            entries.remove(&key);
         }
-        was_pinned
+        !ended.is_empty()
     }
 
     /// Whether all of a range is pinned.
     pub fn is_pinned(&self, range: DeviceRange) -> bool {
         let mut entries = self.entries();
         overlapping(&mut entries, range)
-            .is_some_and(|(_, (entry, held))| entry.pinned.is_some() && held.holds(&range))
+            .is_some_and(|(_, (entry, _))| entry.pins.iter().any(|pin| pin.range.holds(&range)))
     }
 
     /// Registered memory that holds all of a range, for an operation that keeps it allocated;
@@ -188,7 +222,7 @@ impl Buffers {
         // Goes after the lock: an owner's end may come back here.
         let _owners;
         let mut entries = self.entries();
-        _owners = drop_stale(&mut entries, range, allocation);
+        _owners = drop_stale(&mut entries, range, context.cuda());
         let buffers = Arc::clone(self);
         if let Some((start, (entry, held))) = overlapping(&mut entries, range) {
             if !held.holds(&range) {
@@ -198,7 +232,7 @@ impl Buffers {
             let range = DeviceRange { start, length: entry.length };
             return Ok(Some(BufferUse { buffers, range }));
         }
-        let automatic = entries.values().filter(|entry| entry.pinned.is_none());
+        let automatic = entries.values().filter(|entry| entry.pins.is_empty());
         let automatic: usize = automatic.map(|entry| entry.length).sum();
         if !is_long || automatic + range.length > AUTOMATIC_BYTES_MAX {
             return Ok(None);
@@ -208,7 +242,7 @@ impl Buffers {
         let DeviceRange { start, length } = range;
         entries.insert(
             start,
-            Entry { _registration: registration, length, allocation, uses: 1, pinned: None },
+            Entry { _registration: registration, length, allocation, uses: 1, pins: Vec::new() },
         );
         Ok(Some(BufferUse { buffers, range }))
     }
@@ -218,15 +252,18 @@ impl Buffers {
 fn drop_stale(
     entries: &mut BTreeMap<DeviceAddress, Entry>,
     range: DeviceRange,
-    allocation: u64,
+    cuda: &Cuda,
 ) -> Vec<Owner> {
     let mut owners = Vec::new();
     entries.retain(|start, entry| {
         let held = DeviceRange { start: *start, length: entry.length };
         let apart = held.end() <= range.start || range.end() <= held.start;
-        let stays = apart || entry.uses > 0 || entry.allocation == allocation;
+        // Asked of where the entry begins: memory that is mapped piece by piece has several
+        // numbers. Where the driver doesn't answer, nothing is known against it.
+        let is_current = || allocation_at(cuda, *start).map_or(true, |it| it == entry.allocation);
+        let stays = apart || entry.uses > 0 || is_current();
         if !stays {
-            owners.extend(entry.pinned.take());
+            owners.extend(entry.pins.drain(..).map(|pin| pin.owner));
         }
         stays
     });
@@ -243,10 +280,14 @@ fn overlapping(
     (held.end() > range.start).then_some((*start, (entry, held)))
 }
 
-fn overlap(range: DeviceRange) -> Error {
+fn overlap(range: DeviceRange, entry: &Entry) -> Error {
     let DeviceRange { start, length } = range;
     let text = format!("part of the {length} bytes of device memory at {start:#x} is registered");
-    Error::new(ErrorKind::InvalidInput, text).hint("unpin that first, or pin what holds both")
+    Error::new(ErrorKind::InvalidInput, text).hint(if entry.pins.is_empty() {
+        "an operation uses it: wait for that first"
+    } else {
+        "unpin that first, or pin what holds both"
+    })
 }
 
 #[cfg(test)]
@@ -254,7 +295,6 @@ mod tests {
     use forebay_standin::Standin;
 
     use super::*;
-    use crate::device::Cuda;
     use crate::device::cuda::tests::stand_in;
 
     const LENGTH: usize = 1 << 20;
@@ -354,6 +394,87 @@ mod tests {
         assert_eq!(error.device_code().unwrap().name, "CU_FILE_GPU_MEMORY_PINNING_FAILED");
         rig.standin.free(memory);
         assert_eq!(rig.standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_forked_child_lets_go_of_a_use_without_waiting_for_its_parents_locks() {
+        let rig = Rig::new();
+        let memory = rig.standin.allocate(0, LENGTH);
+        let used = rig.enter(memory, LENGTH, true).unwrap();
+        let registering = rig.buffers.entries();
+        // SAFETY: the child lets go of what is being tested, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(used);
+            // SAFETY: the child has nothing to tidy up.
+            unsafe { libc::_exit(0) };
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let mut status = -1;
+        // SAFETY: the child is this test's; the result's pointer is valid.
+        while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+            if std::time::Instant::now() > deadline {
+                // SAFETY: as above.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(status, 0, "the child hung");
+        drop(registering);
+        drop(used);
+        assert_eq!(rig.counts(), (1, 1));
+        rig.standin.free(memory);
+    }
+
+    #[test]
+    fn a_view_is_pinned_and_unpinned_by_itself() {
+        let rig = Rig::new();
+        let memory = rig.standin.allocate(0, LENGTH);
+        let view = DeviceRange { start: memory + 4096, length: 100 };
+        // While an operation has all of it registered.
+        let used = rig.enter(memory, LENGTH, true).unwrap();
+        assert!(rig.pin(view.start, view.length).unwrap());
+        let error = rig.pin(memory + 1, LENGTH).unwrap_err().to_string();
+        assert!(error.contains("unpin"), "{error}");
+        drop(used);
+        assert!(rig.buffers.is_pinned(view));
+        assert!(!rig.buffers.is_pinned(DeviceRange { start: memory, length: 100 }));
+        // Two tensors over the same memory: what one pinned the other doesn't unpin.
+        assert!(rig.pin(memory, LENGTH).unwrap());
+        assert!(rig.buffers.unpin(memory));
+        assert!(rig.buffers.is_pinned(view));
+        assert!(rig.buffers.unpin(view.start));
+        assert!(!rig.buffers.unpin(view.start));
+        assert_eq!(rig.counts(), (1, 1));
+        let used = rig.enter(memory + 1, LENGTH - 1, true).unwrap();
+        let error = rig.pin(memory, LENGTH).unwrap_err().to_string();
+        assert!(error.contains("an operation uses it"), "{error}");
+        drop(used);
+        rig.standin.free(memory);
+        assert_eq!(rig.standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn memory_of_several_allocations_stays_pinned_whichever_is_used() {
+        let rig = Rig::new();
+        let mut memory = [(); 2].map(|()| rig.standin.allocate(0, LENGTH));
+        memory.sort_unstable();
+        let [memory, next] = memory;
+        assert!(rig.pin(memory, LENGTH).unwrap());
+        let mut entries = rig.buffers.entries();
+        // As if both were pieces of one range, as with torch's expandable segments.
+        let length = next + LENGTH - memory;
+        let entry = entries.get_mut(&memory).unwrap();
+        entry.length = length;
+        entry.pins[0].range.length = length;
+        drop(entries);
+        let used = rig.enter(next + 100, 100, false).unwrap();
+        assert_eq!(used.range(), DeviceRange { start: memory, length });
+        drop(used);
+        assert_eq!(rig.counts(), (1, 0));
+        assert!(rig.buffers.unpin(memory));
+        rig.standin.free(memory);
+        rig.standin.free(next);
     }
 
     #[test]

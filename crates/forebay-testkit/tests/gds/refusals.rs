@@ -1,0 +1,230 @@
+//! What is refused, fails, is cut short or cancelled on the way.
+
+use std::sync::Arc;
+
+use forebay_io::{DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options};
+use forebay_testkit::fault::{Cut, FaultFactory, FaultPlan, Scope, When};
+use forebay_testkit::memory::pattern;
+
+use crate::{BLOCK_BYTES, GRANULE, LENGTH, Rig, STAGING_BYTES, start, way_of};
+
+/// The n-th transfer of an operation fails with a code, and what that does.
+fn refuse_nth(symbol: &str, number: usize, code: i32, route: DeviceRoute) -> (Rig, Option<Error>) {
+    let rig = Rig::new("delay_us=20");
+    let before = rig.census();
+    let handle = rig.handle(route);
+    let stream = rig.standin.stream(0);
+    let (path, bytes) = (rig.path("tensor"), pattern(9, LENGTH));
+    let memory = rig.standin.allocate(0, LENGTH);
+    rig.standin.configure(&format!("fail={symbol}:{number}+:{code}"));
+    let error = if symbol == "cuFileRead" {
+        std::fs::write(&path, &bytes).unwrap();
+        rig.load(&handle, &path, stream, (memory, LENGTH)).err()
+    } else {
+        rig.standin.kernel_write(stream, memory, &bytes);
+        rig.store(&handle, &path, stream, (memory, LENGTH)).err()
+    };
+    if error.is_none() {
+        assert!(std::fs::read(&path).unwrap() == bytes, "{symbol} {number}");
+        assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes, "{symbol} {number}");
+        let stats = handle.stats();
+        let done = stats.bytes_gds + stats.bytes_device;
+        assert_eq!(done, LENGTH as u64, "every byte is counted once");
+        assert!(stats.staging_bytes <= STAGING_BYTES as u64);
+        let (taken, reason) = way_of(&handle);
+        assert!(taken == "host" && reason.contains("CU_FILE_"), "{reason}");
+        assert!(!stats.fallbacks.is_empty());
+    }
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+    drop(handle);
+    assert_eq!(rig.census(), before);
+    (rig, error)
+}
+
+#[test]
+fn a_transfer_that_cufile_refuses_on_the_way_is_made_through_the_host() {
+    for symbol in ["cuFileRead", "cuFileWrite"] {
+        for number in [1, 2, 4, 6] {
+            for code in [5008, 5012, 5030] {
+                let (_, error) = refuse_nth(symbol, number, code, DeviceRoute::Auto);
+                assert!(error.is_none(), "{symbol} {number} {code}: {error:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_it_was_asked_for_a_refusal_is_an_error_with_code_hint_and_place() {
+    for symbol in ["cuFileRead", "cuFileWrite"] {
+        let (rig, error) = refuse_nth(symbol, 3, 5010, DeviceRoute::Gds);
+        let error = error.unwrap();
+        assert_eq!(error.device_code().unwrap().name, "CU_FILE_NVFS_DRIVER_ERROR");
+        assert_eq!(error.path_ref(), Some(rig.path("tensor").as_path()));
+        assert!(error.offset_bytes().is_some());
+        assert_eq!(error.engine_name(), Some("gds"));
+        assert!(error.to_string().contains("dmesg"), "{error}");
+    }
+}
+
+#[test]
+fn whatever_call_fails_bytes_are_right_or_an_error_says_so_and_nothing_is_left() {
+    let symbols = [
+        "cuFileHandleRegister",
+        "cuFileBufRegister",
+        "cuFileBufDeregister",
+        "cuPointerGetAttributes",
+        "cuEventSynchronize",
+        "cuCtxPushCurrent_v2",
+    ];
+    let length = 16 * BLOCK_BYTES + 77;
+    for (symbol, number) in symbols.into_iter().flat_map(|it| (1..=4).map(move |n| (it, n))) {
+        let rig = Rig::new("delay_us=10");
+        let before = rig.census();
+        let handle = rig.handle(DeviceRoute::Auto);
+        let stream = rig.standin.stream(0);
+        let memory = rig.standin.allocate(0, length);
+        let (path, bytes) = (rig.path("tensor"), pattern(number, length));
+        rig.standin.kernel_write(stream, memory, &bytes);
+        let number = rig.standin.count(symbol) + number;
+        let code = if symbol.starts_with("cuFile") { 5030 } else { 700 };
+        rig.standin.configure(&format!("fail={symbol}:{number}:{code}"));
+        let what = format!("{symbol} {number}");
+        // The call is one of the first operation or of a later one; the handle goes on.
+        let failed = (0..4).filter(|_| match rig.store(&handle, &path, stream, (memory, length)) {
+            Ok(()) => {
+                assert!(std::fs::read(&path).unwrap() == bytes, "{what}");
+                false
+            }
+            Err(error) => {
+                assert!(error.device_code().is_some(), "{what}: {error}");
+                true
+            }
+        });
+        assert!(failed.count() <= 1, "{what}");
+        rig.standin.synchronize(stream);
+        drop(handle);
+        // A registration that cuFile doesn't end stays.
+        if symbol != "cuFileBufDeregister" {
+            rig.standin.free(memory);
+            rig.standin.end(stream);
+            rig.no_violations();
+            assert_eq!(rig.census(), before, "{what}");
+        }
+    }
+}
+
+#[test]
+fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
+    let rig = Rig::new("delay_us=20");
+    let plan =
+        FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, rustix::io::Errno::IO.raw_os_error());
+    let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
+    let options = Options { device_route: DeviceRoute::Auto, ..rig.options() };
+    let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
+    let stream = rig.standin.stream(0);
+    let memory = rig.standin.allocate(0, LENGTH);
+    std::fs::write(rig.path("tensor"), pattern(1, LENGTH)).unwrap();
+    let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
+    assert_eq!(error.os_code(), Some(rustix::io::Errno::IO.raw_os_error()));
+    assert_eq!(way_of(&handle).0, "gds", "a drive's failure isn't cuFile's");
+    // What says that it isn't supported is cuFile's way of saying so, and there is another way.
+    let plan = FaultPlan::new(7).fail(
+        When::Every(3),
+        Scope::Direct,
+        rustix::io::Errno::INVAL.raw_os_error(),
+    );
+    let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
+    let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
+    rig.moves_right(&handle, 2);
+    for cut in [Cut::Aligned, Cut::Ragged] {
+        let plan = FaultPlan::new(8).shorten(When::Every(2), Scope::Direct, cut);
+        let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
+        let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
+        rig.moves_right(&handle, 3);
+        let stats = handle.stats();
+        assert!(stats.short_transfers > 0 && stats.bytes_gds > 0, "{stats:?}");
+    }
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+#[test]
+fn refused_blocks_that_are_in_the_page_cache_fit_into_staging_blocks() {
+    let rig = Rig::new("delay_us=20");
+    let stream = rig.standin.stream(0);
+    let (path, bytes) = (rig.path("tensor"), pattern(7, LENGTH));
+    std::fs::write(&path, &bytes).unwrap();
+    // All but the last bytes stay in the page cache.
+    let file = std::fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    let last = (LENGTH - GRANULE) as u64;
+    rustix::fs::fadvise(&file, last, None, rustix::fs::Advice::DontNeed).unwrap();
+    let options = Options { page_cache: true, parallelism: 1, ..rig.options() };
+    let handle = Handle::new(options).unwrap();
+    let memory = rig.standin.allocate(0, LENGTH);
+    rig.standin.configure("fail=cuFileRead:2+:5012");
+    rig.load(&handle, &path, stream, (memory, LENGTH)).unwrap();
+    assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+    let stats = handle.stats();
+    assert!(stats.bytes_gds > 0, "{stats:?}");
+    assert_eq!(stats.bytes_gds + stats.bytes_device, LENGTH as u64);
+    assert!(stats.staging_bytes <= STAGING_BYTES as u64);
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+#[test]
+fn a_file_that_is_cut_short_on_the_way_is_said_to_be_too_short_by_either_route() {
+    for route in [DeviceRoute::Auto, DeviceRoute::Gds] {
+        for left in [5 * GRANULE, 5 * GRANULE + 100, 100, 0] {
+            let rig = Rig::new("");
+            let handle = rig.handle(route);
+            let stream = rig.standin.stream(0);
+            let memory = rig.standin.allocate(0, LENGTH);
+            let path = rig.path("tensor");
+            std::fs::write(&path, pattern(1, LENGTH)).unwrap();
+            let held = rig.standin.hold(stream);
+            let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
+            let operation = start(&handle, request).unwrap();
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(left as u64).unwrap();
+            drop(held);
+            let error = operation.wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ShortFile, "{route:?} {left}: {error}");
+            assert_eq!(error.path_ref(), Some(path.as_path()));
+            // What a file lacks isn't cuFile's fault.
+            assert_eq!(handle.stats().fallbacks, [], "{route:?} {left}");
+            rig.standin.free(memory);
+            rig.standin.end(stream);
+            rig.no_violations();
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_operation_and_one_in_a_context_that_breaks_end() {
+    let rig = Rig::new("");
+    let handle = rig.handle(DeviceRoute::Gds);
+    let stream = rig.standin.stream(0);
+    let memory = rig.standin.allocate(0, 40 * BLOCK_BYTES);
+    std::fs::write(rig.path("tensor"), pattern(1, 40 * BLOCK_BYTES)).unwrap();
+    let held = rig.standin.hold(stream);
+    let tensor = (memory, 40 * BLOCK_BYTES);
+    let request = || rig.request(Direction::Load, &rig.path("tensor"), 0, stream, tensor);
+    let operation = start(&handle, request()).unwrap();
+    operation.cancel();
+    drop(held);
+    assert_eq!(operation.wait().unwrap_err().kind(), ErrorKind::Cancelled);
+    rig.no_violations();
+    let held = rig.standin.hold(stream);
+    let operation = start(&handle, request()).unwrap();
+    rig.standin.configure("broken=700");
+    drop(held);
+    let error = operation.wait().unwrap_err();
+    assert_eq!(error.device_code().unwrap().name, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    handle.close().unwrap();
+}
