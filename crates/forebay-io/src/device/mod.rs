@@ -19,6 +19,7 @@
 //!
 //! Unsafe code is in this folder only; which copies an operation needs is decided elsewhere.
 
+mod codes;
 mod context;
 mod cuda;
 mod cufile;
