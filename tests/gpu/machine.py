@@ -14,12 +14,10 @@ import textwrap
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHILD_SECONDS_MAX = 110
 _BUSY_CYCLES = 100_000_000
@@ -153,7 +151,17 @@ def held() -> Held:
     """Look."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return Held(resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
+    return Held(resident, len(os.listdir("/proc/self/fd")), _thread_count())
+
+
+def _thread_count() -> int:
+    """Count the threads that aren't the kernel's, which come and go with io_uring."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            name = Path("/proc/self/task", thread, "comm").read_bytes()
+            count += not name.startswith(b"iou-")
+    return count
 
 
 def resident_peak(*, reset: bool = False) -> int:
