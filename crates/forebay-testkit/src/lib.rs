@@ -5,6 +5,7 @@
 //! - [`fault`] wraps any engine in one that fails as planned: error codes, real short transfers,
 //!   late and reordered completions, full queues. A plan is seeded, and printed when a test fails.
 //! - [`crash`] plays back what a power cut leaves of a directory of checkpoints.
+//! - [`device`] has devices of the stand-in for CUDA, and requests for their memory.
 //! - [`seccomp`] refuses system calls to the current thread, as a container's filter would. The
 //!   program `deny-syscalls` does it to a command.
 //! - [`memory`] makes contents that tell every position apart, at addresses that break rules;
@@ -25,6 +26,7 @@
 
 pub mod conformance;
 pub mod crash;
+pub mod device;
 pub mod fault;
 pub mod memory;
 pub mod random;

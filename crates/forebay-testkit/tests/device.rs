@@ -2,15 +2,14 @@
 //! fails. On the stand-in for CUDA, whose checker finds uses of memory that nothing orders.
 #![expect(unsafe_code, clippy::unwrap_used, reason = "these are tests, and submit requests")]
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_io::device::{CallerStream, Context, Cuda, Search};
 use forebay_io::{
-    DeviceAccess, DirectMode, Direction, EngineChoice, EngineKind, ErrorKind, Handle, Operation,
-    Options, Part, Request, Result, Target,
+    DirectMode, Direction, EngineChoice, EngineKind, ErrorKind, Handle, Operation, Options, Part,
+    Request, Result, Target,
 };
-use forebay_standin::{Standin, Stream};
+use forebay_standin::Stream;
+use forebay_testkit::device::DeviceRig;
 use forebay_testkit::fault::{FaultFactory, FaultPlan, Scope, When};
 use forebay_testkit::memory::pattern;
 
@@ -20,71 +19,18 @@ const STAGING_BYTES: usize = 1 << 20;
 /// Bytes around a tensor that nobody may touch.
 const GUARD: usize = 64;
 
-struct Rig {
-    // Fields are dropped in order: the stand-in is the last to go.
-    contexts: Vec<Arc<Context>>,
-    folder: tempfile::TempDir,
-    standin: Standin,
+fn rig(settings: &str) -> DeviceRig {
+    DeviceRig::new(settings, env!("CARGO_TARGET_TMPDIR"))
 }
 
-impl Rig {
-    fn new() -> Self {
-        Self::set_up("")
-    }
+fn start(handle: &Handle, request: Request) -> Result<Operation> {
+    // SAFETY: the tests free device memory, and end streams, after the operation.
+    unsafe { handle.submit(request) }
+}
 
-    fn set_up(settings: &str) -> Self {
-        let standin = Standin::new().unwrap();
-        standin.configure(settings);
-        let folders = vec![standin.folder().to_path_buf()];
-        let cuda = Cuda::load(&Search { folders, system: false }).unwrap();
-        let contexts = (0..2).map(|ordinal| Context::retain(&cuda, ordinal).unwrap()).collect();
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { contexts, folder, standin }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn access(&self, stream: Stream) -> DeviceAccess {
-        let device = usize::try_from(stream.device).unwrap();
-        DeviceAccess {
-            context: Arc::clone(&self.contexts[device]),
-            stream: CallerStream(stream.handle),
-        }
-    }
-
-    fn request(
-        &self,
-        direction: Direction,
-        path: &Path,
-        offset: u64,
-        stream: Stream,
-        (address, length): (usize, usize),
-    ) -> Request {
-        let address = std::ptr::without_provenance_mut(address);
-        let target = Target::Path(path.to_path_buf());
-        let mut request = Request::new(direction, target, offset, address, length);
-        request.parts[0].device = Some(0);
-        request.devices = vec![self.access(stream)];
-        request
-    }
-
-    fn start(&self, handle: &Handle, request: Request) -> Result<Operation> {
-        let _ = self;
-        // SAFETY: the tests free device memory, and end streams, after the operation.
-        unsafe { handle.submit(request) }
-    }
-
-    fn run(&self, handle: &Handle, request: Request) -> Result<()> {
-        let _ = self;
-        // SAFETY: as above.
-        unsafe { handle.run(request) }
-    }
-
-    fn no_violations(&self) {
-        assert_eq!(self.standin.violations(), Vec::<String>::new());
-    }
+fn run(handle: &Handle, request: Request) -> Result<()> {
+    // SAFETY: as above.
+    unsafe { handle.run(request) }
 }
 
 fn options() -> Options {
@@ -98,7 +44,7 @@ fn options() -> Options {
 }
 
 /// Stores a tensor at `shift` of an allocation, loads it again, and looks at all bytes on the way.
-fn round_trip(rig: &Rig, handle: &Handle, stream: Stream, shift: usize, length: usize) {
+fn round_trip(rig: &DeviceRig, handle: &Handle, stream: Stream, shift: usize, length: usize) {
     let what = format!("{length} bytes at shift {shift} of {stream:?}");
     let (path, bytes) = (rig.path("tensor"), pattern(length as u64, length));
     std::fs::write(&path, pattern(0, length + 2 * GUARD)).unwrap();
@@ -108,7 +54,7 @@ fn round_trip(rig: &Rig, handle: &Handle, stream: Stream, shift: usize, length: 
         rig.standin.kernel_write(stream, tensor.0, &bytes);
     }
     let offset = GUARD as u64;
-    rig.run(handle, rig.request(Direction::Store, &path, offset, stream, tensor)).unwrap();
+    run(handle, rig.request(Direction::Store, &path, offset, stream, tensor)).unwrap();
     let stored = std::fs::read(&path).unwrap();
     let around = pattern(0, length + 2 * GUARD);
     assert!(stored[GUARD..GUARD + length] == bytes[..], "{what}");
@@ -116,7 +62,7 @@ fn round_trip(rig: &Rig, handle: &Handle, stream: Stream, shift: usize, length: 
     assert_eq!(stored[GUARD + length..], around[GUARD + length..], "{what}");
 
     rig.standin.kernel_write(stream, memory, &vec![7; shift + length + GUARD]);
-    rig.run(handle, rig.request(Direction::Load, &path, offset, stream, tensor)).unwrap();
+    run(handle, rig.request(Direction::Load, &path, offset, stream, tensor)).unwrap();
     let loaded = rig.standin.kernel_read(stream, memory, shift + length + GUARD);
     assert!(loaded[shift..shift + length] == bytes[..], "{what}");
     assert!(loaded[..shift].iter().chain(&loaded[shift + length..]).all(|byte| *byte == 7));
@@ -126,7 +72,7 @@ fn round_trip(rig: &Rig, handle: &Handle, stream: Stream, shift: usize, length: 
 
 #[test]
 fn every_length_and_address_comes_back_on_every_engine_direct_and_buffered() {
-    let rig = Rig::set_up("delay_us=40");
+    let rig = rig("delay_us=40");
     let before = rig.standin.census();
     for engine in EngineKind::ALL {
         for direct in [DirectMode::Auto, DirectMode::Never] {
@@ -151,7 +97,7 @@ fn every_length_and_address_comes_back_on_every_engine_direct_and_buffered() {
 
 #[test]
 fn memory_is_bounded_by_the_staging_budget() {
-    let rig = Rig::set_up("delay_us=100");
+    let rig = rig("delay_us=100");
     let handle = Handle::new(options()).unwrap();
     let stream = rig.standin.stream(0);
     let (path, bytes) = (rig.path("tensor"), pattern(3, LENGTH));
@@ -159,7 +105,7 @@ fn memory_is_bounded_by_the_staging_budget() {
     let memory = rig.standin.allocate(0, LENGTH);
     for _ in 0..3 {
         let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
-        rig.run(&handle, request).unwrap();
+        run(&handle, request).unwrap();
     }
     assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
     let stats = handle.stats();
@@ -173,7 +119,7 @@ fn memory_is_bounded_by_the_staging_budget() {
 
 #[test]
 fn a_store_waits_for_the_kernel_that_makes_the_tensor() {
-    let rig = Rig::new();
+    let rig = rig("");
     let handle = Handle::new(options()).unwrap();
     let stream = rig.standin.stream(1);
     let (path, bytes) = (rig.path("tensor"), pattern(5, LENGTH));
@@ -181,7 +127,7 @@ fn a_store_waits_for_the_kernel_that_makes_the_tensor() {
     let held = rig.standin.hold(stream);
     rig.standin.kernel_write(stream, memory, &bytes);
     let request = rig.request(Direction::Store, &path, 0, stream, (memory, LENGTH));
-    let operation = rig.start(&handle, Request { whole_file: true, ..request }).unwrap();
+    let operation = start(&handle, Request { whole_file: true, ..request }).unwrap();
     assert!(!operation.wait_timeout(std::time::Duration::from_millis(50)).unwrap());
     assert_eq!(operation.bytes_done(), 0);
     drop(held);
@@ -194,7 +140,7 @@ fn a_store_waits_for_the_kernel_that_makes_the_tensor() {
 
 #[test]
 fn a_load_waits_for_the_kernel_that_still_reads_and_comes_before_the_next_one() {
-    let rig = Rig::new();
+    let rig = rig("");
     let handle = Handle::new(options()).unwrap();
     // The default stream of a device, by its handle.
     let stream = Stream { device: 0, handle: 0 };
@@ -205,7 +151,7 @@ fn a_load_waits_for_the_kernel_that_still_reads_and_comes_before_the_next_one() 
     let held = rig.standin.hold(stream);
     let reading = rig.standin.start_kernel_read(stream, memory, LENGTH);
     let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
-    let operation = rig.start(&handle, request).unwrap();
+    let operation = start(&handle, request).unwrap();
     assert!(!operation.wait_timeout(std::time::Duration::from_millis(50)).unwrap());
     drop(held);
     operation.wait().unwrap();
@@ -220,7 +166,7 @@ fn a_load_waits_for_the_kernel_that_still_reads_and_comes_before_the_next_one() 
 
 #[test]
 fn one_request_moves_memory_of_the_host_and_of_both_devices() {
-    let rig = Rig::set_up("delay_us=50");
+    let rig = rig("delay_us=50");
     let handle = Handle::new(options()).unwrap();
     let streams = [rig.standin.stream(0), rig.standin.stream(1)];
     let (path, bytes) = (rig.path("tensors"), pattern(8, 3 * LENGTH));
@@ -245,13 +191,13 @@ fn one_request_moves_memory_of_the_host_and_of_both_devices() {
         request
     };
     let store = Request { whole_file: true, ..request(Direction::Store, &mut host) };
-    rig.run(&handle, store).unwrap();
+    run(&handle, store).unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
     host.fill(0);
     for (index, stream) in streams.iter().enumerate() {
         rig.standin.kernel_write(*stream, memory[index], &vec![0; LENGTH]);
     }
-    rig.run(&handle, request(Direction::Load, &mut host)).unwrap();
+    run(&handle, request(Direction::Load, &mut host)).unwrap();
     assert!(host == bytes[2 * LENGTH..]);
     for (index, stream) in streams.iter().enumerate() {
         let loaded = rig.standin.kernel_read(*stream, memory[index], LENGTH);
@@ -264,7 +210,7 @@ fn one_request_moves_memory_of_the_host_and_of_both_devices() {
 
 #[test]
 fn a_request_waits_for_each_of_the_streams_that_it_names_on_a_device() {
-    let rig = Rig::set_up("");
+    let rig = rig("");
     let handle = Handle::new(Options { parallelism: 1, ..options() }).unwrap();
     let streams = [rig.standin.stream(0), rig.standin.stream(0)];
     let (path, bytes) = (rig.path("tensors"), pattern(12, 2 * LENGTH));
@@ -281,7 +227,7 @@ fn a_request_waits_for_each_of_the_streams_that_it_names_on_a_device() {
         device: Some(1),
     });
     store.devices.push(rig.access(streams[1]));
-    let operation = rig.start(&handle, store).unwrap();
+    let operation = start(&handle, store).unwrap();
     assert!(!operation.wait_timeout(std::time::Duration::from_millis(50)).unwrap());
     drop(held);
     operation.wait().unwrap();
@@ -296,7 +242,7 @@ fn a_request_waits_for_each_of_the_streams_that_it_names_on_a_device() {
 #[test]
 fn many_operations_of_many_streams_keep_apart() {
     const EACH: usize = 300_007;
-    let rig = Rig::set_up("delay_us=100 seed=11");
+    let rig = rig("delay_us=100 seed=11");
     let handle = Handle::new(options()).unwrap();
     let streams: Vec<Stream> = (0..6).map(|index| rig.standin.stream(index % 2)).collect();
     let memory: Vec<usize> =
@@ -307,7 +253,7 @@ fn many_operations_of_many_streams_keep_apart() {
         let start = |direction, index: usize| {
             let place = (memory[index], EACH);
             let request = rig.request(direction, &path(index), 0, streams[index], place);
-            rig.start(&handle, request).unwrap()
+            start(&handle, request).unwrap()
         };
         let all = 0..streams.len();
         for index in all.clone() {
@@ -342,20 +288,20 @@ fn cancelled_and_dropped_operations_let_go_of_memory_only_when_copies_are_over()
     for (direction, copy) in
         [(Direction::Load, "cuMemcpyHtoDAsync_v2"), (Direction::Store, "cuMemcpyDtoHAsync_v2")]
     {
-        let rig = Rig::set_up("delay_us=2000");
+        let rig = rig("delay_us=2000");
         let before = rig.standin.census();
         let stream = rig.standin.stream(0);
         let path = rig.path("tensor");
         std::fs::write(&path, pattern(1, LENGTH)).unwrap();
         let handle = Handle::new(options()).unwrap();
         let memory = rig.standin.allocate(0, LENGTH);
-        let start = || {
+        let start_one = || {
             let request = rig.request(direction, &path, 0, stream, (memory, LENGTH));
-            rig.start(&handle, request).unwrap()
+            start(&handle, request).unwrap()
         };
         // Copies wait for the stream, and the staging blocks don't hold the whole tensor.
         let held = rig.standin.hold(stream);
-        let operation = start();
+        let operation = start_one();
         while rig.standin.count(copy) == 0 {
             std::thread::yield_now();
         }
@@ -366,7 +312,7 @@ fn cancelled_and_dropped_operations_let_go_of_memory_only_when_copies_are_over()
         rig.standin.free(memory);
         let memory = rig.standin.allocate(0, LENGTH);
         let request = rig.request(direction, &path, 0, stream, (memory, LENGTH));
-        drop(rig.start(&handle, request).unwrap());
+        drop(start(&handle, request).unwrap());
         drop((handle, operation));
         rig.standin.free(memory);
         rig.standin.end(stream);
@@ -394,7 +340,7 @@ fn whatever_call_of_the_driver_fails_is_an_error_and_the_next_operation_works() 
     for symbol in symbols {
         // One block, and many.
         for (length, number) in [(1000, 1), (1000, 2), (LENGTH, 1), (LENGTH, 2), (LENGTH, 7)] {
-            let rig = Rig::set_up(&format!("delay_us=30 fail={symbol}:{number}:719"));
+            let rig = rig(&format!("delay_us=30 fail={symbol}:{number}:719"));
             let stream = rig.standin.stream(0);
             let (path, bytes) = (rig.path("tensor"), pattern(2, length));
             let mut failures = 0;
@@ -408,7 +354,7 @@ fn whatever_call_of_the_driver_fails_is_an_error_and_the_next_operation_works() 
                     std::fs::write(&path, &bytes).unwrap();
                 }
                 let request = rig.request(direction, &path, 0, stream, (memory, length));
-                match rig.run(&handle, request) {
+                match run(&handle, request) {
                     Err(error) => {
                         failures += 1;
                         assert_eq!(error.device_code().unwrap().code, 719, "{symbol}: {error}");
@@ -434,7 +380,7 @@ fn whatever_call_of_the_driver_fails_is_an_error_and_the_next_operation_works() 
 
 #[test]
 fn a_context_that_breaks_ends_operations_with_its_error() {
-    let rig = Rig::new();
+    let rig = rig("");
     let stream = rig.standin.stream(0);
     let path = rig.path("tensor");
     std::fs::write(&path, pattern(1, LENGTH)).unwrap();
@@ -443,7 +389,7 @@ fn a_context_that_breaks_ends_operations_with_its_error() {
     let held = rig.standin.hold(stream);
     rig.standin.kernel_write(stream, memory, &[0]);
     let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
-    let operation = rig.start(&handle, request).unwrap();
+    let operation = start(&handle, request).unwrap();
     rig.standin.configure("broken=700");
     drop(held);
     let error = operation.wait().unwrap_err();
@@ -458,7 +404,7 @@ fn a_context_that_breaks_ends_operations_with_its_error() {
 #[test]
 fn a_drive_that_fails_ends_operations_when_their_copies_are_over() {
     for (direction, scope) in [(Direction::Load, Scope::Reads), (Direction::Store, Scope::Writes)] {
-        let rig = Rig::set_up("delay_us=500");
+        let rig = rig("delay_us=500");
         let stream = rig.standin.stream(0);
         let path = rig.path("tensor");
         std::fs::write(&path, pattern(1, LENGTH)).unwrap();
@@ -469,7 +415,7 @@ fn a_drive_that_fails_ends_operations_when_their_copies_are_over() {
         let handle =
             Handle::with_factory(Options { page_cache: false, ..options() }, factory).unwrap();
         let request = rig.request(direction, &path, 0, stream, (memory, LENGTH));
-        assert_eq!(rig.run(&handle, request).unwrap_err().os_code(), Some(5));
+        assert_eq!(run(&handle, request).unwrap_err().os_code(), Some(5));
         rig.standin.free(memory);
         rig.standin.end(stream);
         rig.no_violations();
@@ -478,14 +424,14 @@ fn a_drive_that_fails_ends_operations_when_their_copies_are_over() {
 
 #[test]
 fn staging_that_cannot_be_registered_is_slower_and_told() {
-    let rig = Rig::set_up("delay_us=30 fail=cuMemHostRegister_v2:1+:2");
+    let rig = rig("delay_us=30 fail=cuMemHostRegister_v2:1+:2");
     let handle = Handle::new(options()).unwrap();
     let stream = rig.standin.stream(0);
     let (path, bytes) = (rig.path("tensor"), pattern(3, 500_000));
     std::fs::write(&path, &bytes).unwrap();
     let memory = rig.standin.allocate(0, bytes.len());
     let request = rig.request(Direction::Load, &path, 0, stream, (memory, bytes.len()));
-    rig.run(&handle, request).unwrap();
+    run(&handle, request).unwrap();
     assert!(rig.standin.kernel_read(stream, memory, bytes.len()) == bytes);
     let fallbacks = handle.stats().fallbacks;
     assert!(fallbacks[0].0.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{fallbacks:?}");
@@ -496,13 +442,13 @@ fn staging_that_cannot_be_registered_is_slower_and_told() {
 
 #[test]
 fn a_part_of_a_device_that_the_request_does_not_name_is_refused() {
-    let rig = Rig::new();
+    let rig = rig("");
     let handle = Handle::new(options()).unwrap();
     let stream = rig.standin.stream(0);
     let path = rig.path("tensor");
     let mut request = rig.request(Direction::Store, &path, 0, stream, (4096, 10));
     request.parts[0].device = Some(1);
-    let error = rig.run(&handle, request).unwrap_err();
+    let error = run(&handle, request).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("device 1, but there are 1"), "{error}");
     assert!(!path.exists());

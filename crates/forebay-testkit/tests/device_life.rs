@@ -5,65 +5,37 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_io::device::{CallerStream, Context, Cuda, Event, Search, Stream as OurStream};
+use forebay_io::device::{CallerStream, Event, Stream as OurStream};
 use forebay_io::memory::ALIGNMENT_DEFAULT;
 use forebay_io::{
-    DeviceAccess, Direction, ErrorKind, Handle, Operation, Options, Pool, PoolOptions, Request,
-    Result, Target,
+    Direction, ErrorKind, Handle, Operation, Options, Pool, PoolOptions, Request, Result,
 };
-use forebay_standin::{Standin, Stream};
+use forebay_standin::Stream;
+use forebay_testkit::device::DeviceRig;
 use forebay_testkit::memory::pattern;
 
 /// No whole number of anything, and more than a worker stages at once.
 const LENGTH: usize = (1 << 20) + 333;
 
-struct Rig {
-    // Fields are dropped in order: the stand-in is the last to go.
-    contexts: Vec<Arc<Context>>,
-    folder: tempfile::TempDir,
-    standin: Standin,
+fn rig(settings: &str) -> DeviceRig {
+    DeviceRig::new(settings, env!("CARGO_TARGET_TMPDIR"))
 }
 
-impl Rig {
-    fn new(settings: &str) -> Self {
-        let standin = Standin::new().unwrap();
-        standin.configure(settings);
-        let folders = vec![standin.folder().to_path_buf()];
-        let cuda = Cuda::load(&Search { folders, system: false }).unwrap();
-        let contexts = (0..2).map(|ordinal| Context::retain(&cuda, ordinal).unwrap()).collect();
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { contexts, folder, standin }
-    }
+fn all_of(
+    rig: &DeviceRig,
+    direction: Direction,
+    path: &Path,
+    stream: Stream,
+    memory: usize,
+) -> Request {
+    rig.request(direction, path, 0, stream, (memory, LENGTH))
+}
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn access(&self, stream: Stream) -> DeviceAccess {
-        let device = usize::try_from(stream.device).unwrap();
-        let stream = CallerStream(stream.handle);
-        DeviceAccess { context: Arc::clone(&self.contexts[device]), stream }
-    }
-
-    fn request(&self, direction: Direction, path: &Path, stream: Stream, memory: usize) -> Request {
-        let address = std::ptr::without_provenance_mut(memory);
-        let target = Target::Path(path.to_path_buf());
-        let mut request = Request::new(direction, target, 0, address, LENGTH);
-        request.parts[0].device = Some(0);
-        request.devices = vec![self.access(stream)];
-        request
-    }
-
-    /// A tensor on a device, and a file with other bytes.
-    fn tensor(&self, stream: Stream, name: &str) -> (usize, PathBuf) {
-        let path = self.path(name);
-        std::fs::write(&path, pattern(9, LENGTH)).unwrap();
-        (self.standin.allocate(stream.device, LENGTH), path)
-    }
-
-    fn no_violations(&self) {
-        assert_eq!(self.standin.violations(), Vec::<String>::new());
-    }
+/// A tensor on a device, and a file with other bytes.
+fn tensor(rig: &DeviceRig, stream: Stream, name: &str) -> (usize, PathBuf) {
+    let path = rig.path(name);
+    std::fs::write(&path, pattern(9, LENGTH)).unwrap();
+    (rig.standin.allocate(stream.device, LENGTH), path)
 }
 
 fn start(handle: &Handle, request: Request) -> Result<Operation> {
@@ -87,26 +59,26 @@ fn options() -> Options {
 
 #[test]
 fn threads_move_tensors_of_both_devices_whatever_context_they_have() {
-    let rig = Rig::new("delay_us=50");
+    let rig = rig("delay_us=50");
     let handle = Handle::new(options()).unwrap();
     std::thread::scope(|scope| {
         for worker in 0..4i32 {
             let (rig, handle) = (&rig, &handle);
             scope.spawn(move || {
                 let stream = rig.standin.stream(worker % 2);
-                let (memory, path) = rig.tensor(stream, &format!("{worker}"));
+                let (memory, path) = tensor(rig, stream, &format!("{worker}"));
                 // Each second thread has the other device's context, as its user may.
                 let _current = (worker < 2).then(|| rig.standin.make_current(1 - stream.device));
                 let before = rig.standin.current();
                 for round in 0..5u64 {
                     let bytes = pattern(round * 10 + u64::from(worker.unsigned_abs()), LENGTH);
                     rig.standin.kernel_write(stream, memory, &bytes);
-                    let store = rig.request(Direction::Store, &path, stream, memory);
+                    let store = all_of(rig, Direction::Store, &path, stream, memory);
                     run(handle, store).unwrap();
                     assert_eq!(rig.standin.current(), before);
                     assert!(std::fs::read(&path).unwrap() == bytes, "{worker}, {round}");
                     rig.standin.kernel_write(stream, memory, &vec![0; LENGTH]);
-                    let load = rig.request(Direction::Load, &path, stream, memory);
+                    let load = all_of(rig, Direction::Load, &path, stream, memory);
                     run(handle, load).unwrap();
                     assert_eq!(rig.standin.current(), before);
                     assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
@@ -121,17 +93,17 @@ fn threads_move_tensors_of_both_devices_whatever_context_they_have() {
 
 #[test]
 fn a_context_that_breaks_leaves_the_other_device_alone() {
-    let rig = Rig::new("delay_us=50");
+    let rig = rig("delay_us=50");
     let streams = [rig.standin.stream(0), rig.standin.stream(1)];
-    let (broken, broken_path) = rig.tensor(streams[0], "broken");
-    let (whole, whole_path) = rig.tensor(streams[1], "whole");
+    let (broken, broken_path) = tensor(&rig, streams[0], "broken");
+    let (whole, whole_path) = tensor(&rig, streams[1], "whole");
     let handle = Handle::new(options()).unwrap();
     let held = [rig.standin.hold(streams[0]), rig.standin.hold(streams[1])];
     for (stream, memory) in streams.iter().zip([broken, whole]) {
         rig.standin.kernel_write(*stream, memory, &pattern(1, LENGTH));
     }
-    let first = rig.request(Direction::Store, &broken_path, streams[0], broken);
-    let second = rig.request(Direction::Store, &whole_path, streams[1], whole);
+    let first = all_of(&rig, Direction::Store, &broken_path, streams[0], broken);
+    let second = all_of(&rig, Direction::Store, &whole_path, streams[1], whole);
     let (first, second) = (start(&handle, first).unwrap(), start(&handle, second).unwrap());
     rig.standin.configure("broken=700@0");
     drop(held);
@@ -141,8 +113,8 @@ fn a_context_that_breaks_leaves_the_other_device_alone() {
     assert!(std::fs::read(&whole_path).unwrap() == pattern(1, LENGTH));
     // The handle serves the device that is left, and goes on refusing the other.
     for _ in 0..3 {
-        run(&handle, rig.request(Direction::Load, &whole_path, streams[1], whole)).unwrap();
-        let load = rig.request(Direction::Load, &broken_path, streams[0], broken);
+        run(&handle, all_of(&rig, Direction::Load, &whole_path, streams[1], whole)).unwrap();
+        let load = all_of(&rig, Direction::Load, &broken_path, streams[0], broken);
         assert_eq!(run(&handle, load).unwrap_err().device_code().unwrap().code, 700);
     }
     assert!(rig.standin.kernel_read(streams[1], whole, LENGTH) == pattern(1, LENGTH));
@@ -153,11 +125,11 @@ fn a_context_that_breaks_leaves_the_other_device_alone() {
 
 #[test]
 fn a_stream_of_another_device_is_refused_with_what_to_look_at() {
-    let rig = Rig::new("");
+    let rig = rig("");
     let handle = Handle::new(options()).unwrap();
     let (theirs, other) = (rig.standin.stream(0), rig.standin.stream(1));
-    let (memory, path) = rig.tensor(theirs, "tensor");
-    let mut request = rig.request(Direction::Store, &path, theirs, memory);
+    let (memory, path) = tensor(&rig, theirs, "tensor");
+    let mut request = all_of(&rig, Direction::Store, &path, theirs, memory);
     request.devices[0].stream = CallerStream(other.handle);
     let error = run(&handle, request).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
@@ -171,14 +143,14 @@ fn a_stream_of_another_device_is_refused_with_what_to_look_at() {
 
 #[test]
 fn the_callers_stream_may_end_as_soon_as_the_request_is_submitted() {
-    let rig = Rig::new("delay_us=2000");
+    let rig = rig("delay_us=2000");
     let handle = Handle::new(options()).unwrap();
     let bytes = pattern(4, LENGTH);
     for direction in [Direction::Store, Direction::Load] {
         let stream = rig.standin.stream(1);
-        let (memory, path) = rig.tensor(stream, "tensor");
+        let (memory, path) = tensor(&rig, stream, "tensor");
         rig.standin.kernel_write(stream, memory, &bytes);
-        let operation = start(&handle, rig.request(direction, &path, stream, memory)).unwrap();
+        let operation = start(&handle, all_of(&rig, direction, &path, stream, memory)).unwrap();
         rig.standin.end(stream);
         operation.wait().unwrap();
         let found = match direction {
@@ -195,17 +167,17 @@ fn the_callers_stream_may_end_as_soon_as_the_request_is_submitted() {
 fn a_thousand_operations_leave_nothing_behind() {
     // One block, so that no two copies of an operation meet, which would each have an event.
     const EACH: usize = 64 << 10;
-    let rig = Rig::new("delay_us=0");
+    let rig = rig("delay_us=0");
     // One worker, so that it has met all there is to meet after a few.
     let handle = Handle::new(Options { parallelism: 1, ..options() }).unwrap();
     let streams = [rig.standin.stream(0), rig.standin.stream(1)];
-    let (first, path) = rig.tensor(streams[0], "tensor");
-    let (second, _) = rig.tensor(streams[1], "other");
+    let (first, path) = tensor(&rig, streams[0], "tensor");
+    let (second, _) = tensor(&rig, streams[1], "other");
     let token = Arc::new(());
     let round = |number: usize| {
         let (stream, memory) = [(streams[0], first), (streams[1], second)][number % 2];
         let direction = if number % 4 < 2 { Direction::Store } else { Direction::Load };
-        let mut request = rig.request(direction, &path, stream, memory);
+        let mut request = all_of(&rig, direction, &path, stream, memory);
         request.parts[0].length = EACH;
         request.keep = Some(Box::new(Arc::clone(&token)));
         // Every tenth is cancelled, every seventh fails: they leave nothing either.
@@ -240,15 +212,15 @@ fn a_thousand_operations_leave_nothing_behind() {
 
 #[test]
 fn a_held_stream_keeps_waits_cancels_and_closing_from_nothing_but_the_end() {
-    let rig = Rig::new("");
+    let rig = rig("");
     let stream = rig.standin.stream(0);
-    let (memory, path) = rig.tensor(stream, "tensor");
-    let (other, other_path) = rig.tensor(stream, "other");
+    let (memory, path) = tensor(&rig, stream, "tensor");
+    let (other, other_path) = tensor(&rig, stream, "other");
     let handle = Handle::new(options()).unwrap();
     let held = rig.standin.hold(stream);
     rig.standin.kernel_write(stream, memory, &[1]);
-    let load = rig.request(Direction::Load, &path, stream, memory);
-    let store = rig.request(Direction::Store, &other_path, stream, other);
+    let load = all_of(&rig, Direction::Load, &path, stream, memory);
+    let store = all_of(&rig, Direction::Store, &other_path, stream, other);
     let (load, store) = (start(&handle, load).unwrap(), start(&handle, store).unwrap());
     assert!(!load.wait_timeout(Duration::from_millis(30)).unwrap());
     load.cancel();
@@ -258,7 +230,7 @@ fn a_held_stream_keeps_waits_cancels_and_closing_from_nothing_but_the_end() {
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| handle.close());
         let nothing = || {
-            let mut request = rig.request(Direction::Load, &path, stream, memory);
+            let mut request = all_of(&rig, Direction::Load, &path, stream, memory);
             request.parts[0].length = 0;
             request
         };
@@ -279,18 +251,18 @@ fn a_held_stream_keeps_waits_cancels_and_closing_from_nothing_but_the_end() {
 
 #[test]
 fn a_device_that_is_reset_is_an_error_with_a_reason_and_nothing_hangs() {
-    let rig = Rig::new("delay_us=300");
+    let rig = rig("delay_us=300");
     let (lost, kept) = (rig.standin.stream(0), rig.standin.stream(1));
-    let (memory, path) = rig.tensor(lost, "lost");
-    let (other, other_path) = rig.tensor(kept, "kept");
+    let (memory, path) = tensor(&rig, lost, "lost");
+    let (other, other_path) = tensor(&rig, kept, "kept");
     let handle = Handle::new(options()).unwrap();
-    run(&handle, rig.request(Direction::Load, &path, lost, memory)).unwrap();
-    run(&handle, rig.request(Direction::Load, &other_path, kept, other)).unwrap();
-    let under_way = start(&handle, rig.request(Direction::Load, &path, lost, memory)).unwrap();
+    run(&handle, all_of(&rig, Direction::Load, &path, lost, memory)).unwrap();
+    run(&handle, all_of(&rig, Direction::Load, &other_path, kept, other)).unwrap();
+    let under_way = start(&handle, all_of(&rig, Direction::Load, &path, lost, memory)).unwrap();
     rig.standin.reset_device(0);
     // It may have been done before; what comes after is told.
     let _ = under_way.wait();
-    let error = run(&handle, rig.request(Direction::Load, &path, lost, memory)).unwrap_err();
+    let error = run(&handle, all_of(&rig, Direction::Load, &path, lost, memory)).unwrap_err();
     assert_eq!(error.device_code().unwrap().name, "CUDA_ERROR_CONTEXT_IS_DESTROYED");
     assert!(error.to_string().contains("cudaDeviceReset"), "{error}");
     drop(handle);
@@ -302,26 +274,26 @@ fn a_device_that_is_reset_is_an_error_with_a_reason_and_nothing_hangs() {
 
 #[test]
 fn everything_goes_quietly_after_the_driver_has_gone() {
-    let rig = Rig::new("delay_us=300");
+    let rig = rig("delay_us=300");
     let stream = rig.standin.stream(0);
-    let (memory, path) = rig.tensor(stream, "tensor");
+    let (memory, path) = tensor(&rig, stream, "tensor");
     let pool = Pool::new(PoolOptions { touch: false, ..PoolOptions::default() });
     let context = &rig.contexts[0];
     context.cuda().pin_pools(context).unwrap();
     let buffer = pool.allocate(3 << 20, ALIGNMENT_DEFAULT).unwrap();
     let (ours, event) = (OurStream::new(context).unwrap(), Event::new(context).unwrap());
     let handle = Handle::new(options()).unwrap();
-    run(&handle, rig.request(Direction::Load, &path, stream, memory)).unwrap();
-    let under_way = start(&handle, rig.request(Direction::Load, &path, stream, memory)).unwrap();
+    run(&handle, all_of(&rig, Direction::Load, &path, stream, memory)).unwrap();
+    let under_way = start(&handle, all_of(&rig, Direction::Load, &path, stream, memory)).unwrap();
     rig.standin.configure("deinitialised=1");
     let _ = under_way.wait();
-    let error = run(&handle, rig.request(Direction::Load, &path, stream, memory)).unwrap_err();
+    let error = run(&handle, all_of(&rig, Direction::Load, &path, stream, memory)).unwrap_err();
     assert_eq!(error.device_code().unwrap().name, "CUDA_ERROR_DEINITIALIZED");
     let late = pool.allocate(3 << 20, ALIGNMENT_DEFAULT).unwrap();
     let unregistered = rig.standin.count("cuMemHostUnregister");
     drop((handle, under_way, event, ours, buffer, late, pool));
     assert_eq!(rig.standin.count("cuMemHostUnregister"), unregistered);
-    let Rig { contexts, standin, .. } = rig;
+    let DeviceRig { contexts, standin, .. } = rig;
     drop(contexts);
     standin.configure("deinitialised=0");
     standin.free(memory);

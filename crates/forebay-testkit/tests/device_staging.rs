@@ -1,18 +1,16 @@
 //! Staging blocks for devices: as large as planned, the drive busy while copies wait and the other
 //! way round, and operations over memory of the host and of devices that end with as little staging
 //! as there can be. On the stand-in for CUDA, which says in which order things were done, not how fast.
-#![expect(unsafe_code, clippy::unwrap_used, reason = "these are tests, and submit requests")]
+#![expect(unsafe_code, reason = "these are tests, and submit requests")]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_io::device::{CallerStream, Context, Cuda, Search};
 use forebay_io::engine::record::RecordFactory;
 use forebay_io::{
-    DeviceAccess, Direction, EngineChoice, EngineKind, Handle, Options, Part, Pool, PoolOptions,
-    Request, Target,
+    Direction, EngineChoice, EngineKind, Handle, Options, Part, Pool, PoolOptions, Request, Target,
 };
-use forebay_standin::{Standin, Stream};
+use forebay_standin::Stream;
+use forebay_testkit::device::DeviceRig;
 use forebay_testkit::memory::pattern;
 
 /// Staging blocks of a worker by default.
@@ -20,51 +18,18 @@ const BLOCKS: usize = 16;
 /// Bytes of one of them.
 const BLOCK_BYTES: usize = 2 << 20;
 
-struct Rig {
-    // Fields are dropped in order: the stand-in is the last to go.
-    contexts: Vec<Arc<Context>>,
-    folder: tempfile::TempDir,
-    standin: Standin,
+fn rig(settings: &str) -> DeviceRig {
+    DeviceRig::new(settings, env!("CARGO_TARGET_TMPDIR"))
 }
 
-impl Rig {
-    fn new(settings: &str) -> Self {
-        let standin = Standin::new().unwrap();
-        standin.configure(settings);
-        let folders = vec![standin.folder().to_path_buf()];
-        let cuda = Cuda::load(&Search { folders, system: false }).unwrap();
-        let contexts = (0..2).map(|ordinal| Context::retain(&cuda, ordinal).unwrap()).collect();
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { contexts, folder, standin }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("tensor")
-    }
-
-    fn access(&self, stream: Stream) -> DeviceAccess {
-        let device = usize::try_from(stream.device).unwrap();
-        let stream = CallerStream(stream.handle);
-        DeviceAccess { context: Arc::clone(&self.contexts[device]), stream }
-    }
-
-    fn request(
-        &self,
-        direction: Direction,
-        stream: Stream,
-        memory: usize,
-        bytes: usize,
-    ) -> Request {
-        let address = std::ptr::without_provenance_mut(memory);
-        let mut request = Request::new(direction, Target::Path(self.path()), 0, address, bytes);
-        request.parts[0].device = Some(0);
-        request.devices = vec![self.access(stream)];
-        request
-    }
-
-    fn no_violations(&self) {
-        assert_eq!(self.standin.violations(), Vec::<String>::new());
-    }
+fn all_of(
+    rig: &DeviceRig,
+    direction: Direction,
+    stream: Stream,
+    memory: usize,
+    bytes: usize,
+) -> Request {
+    rig.request(direction, &rig.path("tensor"), 0, stream, (memory, bytes))
 }
 
 fn until(what: &str, done: impl Fn() -> bool) {
@@ -80,10 +45,10 @@ fn until(what: &str, done: impl Fn() -> bool) {
 #[test]
 fn the_drive_reads_ahead_of_copies_in_whole_blocks_up_to_the_budget() {
     const LENGTH: usize = (BLOCKS + 4) * BLOCK_BYTES;
-    let rig = Rig::new("delay_us=0");
+    let rig = rig("delay_us=0");
     let stream = rig.standin.stream(0);
     let bytes = pattern(1, LENGTH);
-    std::fs::write(rig.path(), &bytes).unwrap();
+    std::fs::write(rig.path("tensor"), &bytes).unwrap();
     let memory = rig.standin.allocate(0, LENGTH);
     let factory = RecordFactory::new(Arc::new(EngineKind::Threads));
     let recording = factory.recording();
@@ -93,7 +58,7 @@ fn the_drive_reads_ahead_of_copies_in_whole_blocks_up_to_the_budget() {
     rig.standin.kernel_write(stream, memory, &[0]);
     // SAFETY: the memory is freed after the operation.
     let operation =
-        unsafe { handle.submit(rig.request(Direction::Load, stream, memory, LENGTH)) }.unwrap();
+        unsafe { handle.submit(all_of(&rig, Direction::Load, stream, memory, LENGTH)) }.unwrap();
     // No copy can land, yet every block is read and its copy enqueued.
     until("all blocks are read", || recording.completions().len() == BLOCKS);
     until("all copies are enqueued", || rig.standin.count("cuMemcpyHtoDAsync_v2") == BLOCKS as u64);
@@ -114,7 +79,7 @@ fn the_drive_reads_ahead_of_copies_in_whole_blocks_up_to_the_budget() {
 #[test]
 fn copies_from_a_device_are_enqueued_ahead_of_the_drive() {
     const LENGTH: usize = 6 * BLOCK_BYTES;
-    let rig = Rig::new("delay_us=0");
+    let rig = rig("delay_us=0");
     let stream = rig.standin.stream(1);
     let bytes = pattern(2, LENGTH);
     let memory = rig.standin.allocate(1, LENGTH);
@@ -126,7 +91,7 @@ fn copies_from_a_device_are_enqueued_ahead_of_the_drive() {
     rig.standin.kernel_write(stream, memory, &bytes);
     // SAFETY: the memory is freed after the operation.
     let operation =
-        unsafe { handle.submit(rig.request(Direction::Store, stream, memory, LENGTH)) }.unwrap();
+        unsafe { handle.submit(all_of(&rig, Direction::Store, stream, memory, LENGTH)) }.unwrap();
     until("all copies are enqueued", || rig.standin.count("cuMemcpyDtoHAsync_v2") == 6);
     let is_write = |length: &usize| *length == BLOCK_BYTES;
     let writes = || recording.transfers().iter().map(|it| it.length).filter(is_write).count();
@@ -135,7 +100,7 @@ fn copies_from_a_device_are_enqueued_ahead_of_the_drive() {
     drop(held);
     operation.wait().unwrap();
     assert_eq!(writes(), 6);
-    assert!(std::fs::read(rig.path()).unwrap() == bytes);
+    assert!(std::fs::read(rig.path("tensor")).unwrap() == bytes);
     rig.standin.free(memory);
     rig.standin.end(stream);
     rig.no_violations();
@@ -146,7 +111,7 @@ fn operations_over_host_and_devices_end_with_the_least_staging() {
     const EACH: usize = 300_007;
     for engine in EngineKind::ALL {
         for (queue_depth, budget) in [(1, None), (2, None), (7, None), (7, Some(512 << 10))] {
-            let rig = Rig::new("delay_us=20");
+            let rig = rig("delay_us=20");
             let pool = Pool::new(PoolOptions { budget_bytes: budget, ..PoolOptions::default() });
             let options = Options {
                 engine: EngineChoice::Named(engine),
@@ -166,8 +131,13 @@ fn operations_over_host_and_devices_end_with_the_least_staging() {
             let mut host = vec![0; 2 * EACH + 1];
             host[1..].copy_from_slice(&bytes[2 * EACH..]);
             let request = |direction, host: &mut [u8]| {
-                let mut request =
-                    Request::new(direction, Target::Path(rig.path()), 0, host.as_mut_ptr(), 0);
+                let mut request = Request::new(
+                    direction,
+                    Target::Path(rig.path("tensor")),
+                    0,
+                    host.as_mut_ptr(),
+                    0,
+                );
                 let part = |index: usize, address, device| Part {
                     file: 0,
                     offset: (index * EACH) as u64,
@@ -190,7 +160,10 @@ fn operations_over_host_and_devices_end_with_the_least_staging() {
             }
             // SAFETY: the memory is freed after the operations.
             unsafe { handle.run(request(Direction::Store, &mut host)) }.unwrap();
-            assert!(std::fs::read(rig.path()).unwrap() == bytes, "{engine:?} {queue_depth}");
+            assert!(
+                std::fs::read(rig.path("tensor")).unwrap() == bytes,
+                "{engine:?} {queue_depth}"
+            );
             host.fill(0);
             for (index, stream) in streams.iter().enumerate() {
                 rig.standin.kernel_write(*stream, memory[index], &vec![0; EACH]);

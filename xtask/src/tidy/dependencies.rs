@@ -14,7 +14,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     // The wheel carries the command: one copy of the core for both.
     ("forebay-python", &["forebay", "forebay-io", "forebay-cli"]),
     ("forebay-standin", &[]),
-    ("forebay-testkit", &["forebay", "forebay-io"]),
+    ("forebay-testkit", &["forebay", "forebay-io", "forebay-standin"]),
     ("forebay-bench", &["forebay", "forebay-io", "forebay-testkit"]),
     ("xtask", &[]),
 ];
