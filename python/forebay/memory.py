@@ -163,9 +163,10 @@ def register_with_cuda() -> bool:
     """Register the memory of all pools with CUDA now, if somebody has brought that up.
 
     Torch then copies from it asynchronously, and ``tensor.is_pinned()`` is true. Allocations in
-    pinned memory and transfers look by themselves, and what is allocated later is registered as it
-    comes; so this is for arrays that were made before CUDA came up, where nothing of Forebay's is
-    called between that and the copy. CUDA is neither loaded nor started by it.
+    pinned memory and transfers look by themselves, every 20 ms at most, and what is allocated later
+    is registered as it comes; so this is for arrays that were made before CUDA came up, where
+    nothing of Forebay's is called between that and the copy. It is also for forked children, which
+    don't look before they are asked to here. CUDA is neither loaded nor started by it.
 
     Returns
     -------

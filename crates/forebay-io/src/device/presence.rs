@@ -8,9 +8,9 @@
 //!
 //! - Nothing is loaded, started or made: the driver is looked for among the libraries that are there,
 //!   and asked which devices have a context.
-//! - A look without the driver asks the loader one number, which takes its lock, so it does that a
-//!   few times in a second at most, and looks for names only when libraries have come since. Once
-//!   pools are registered, or can't be, it is two reads of memory.
+//! - A look without the driver asks the loader one number, which takes its lock, so it does that
+//!   every 20 ms at most, and looks for names only when libraries have come since. Once pools are
+//!   registered, or can't be, it is a few reads of memory.
 //! - Nobody waits for another's look. A child that was forked after a look asks nothing: neither the
 //!   driver nor the loader, whose lock may have been held by a thread that isn't there.
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
