@@ -5,10 +5,15 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import tempfile
+from typing import TYPE_CHECKING
 
 import pytest
 
 import forebay
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODULES = [
     "forebay",
@@ -21,7 +26,10 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_hold(name: str) -> None:
+def test_the_examples_of_a_module_hold(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
