@@ -6,10 +6,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use forebay_io::engine::{
-    AutoFactory, EngineFactory, EngineKind, EngineOptions, Fallback, Transfer, WakeEvent,
+    AutoFactory, Engine, EngineFactory, EngineKind, EngineOptions, Fallback, Transfer, WakeEvent,
 };
-use forebay_io::error::Error;
+use forebay_io::{DirectMode, Error, Handle, Options, Result};
 use forebay_testkit::conformance::{Outcome, Shape, run};
+use forebay_testkit::memory::pattern;
 use forebay_testkit::seccomp;
 
 fn options(queue_depth: usize) -> EngineOptions {
@@ -69,6 +70,37 @@ fn without_io_uring_and_aio_auto_takes_threads() {
     assert_eq!(kind, EngineKind::Threads);
     assert_eq!(fallbacks.len(), 2);
     assert!(fallbacks[1].reason.contains("io_setup"), "{}", fallbacks[1]);
+}
+
+/// Engines whose owners can start no threads.
+#[derive(Debug)]
+struct Alone(EngineKind);
+
+impl EngineFactory for Alone {
+    fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+        seccomp::deny(&[libc::SYS_clone3, libc::SYS_clone], libc::EAGAIN).unwrap();
+        self.0.build(options)
+    }
+}
+
+#[test]
+fn where_no_thread_can_be_started_the_workers_do_it_all() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("tensor");
+    for kind in [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads] {
+        let Ok(_) = kind.build(&options(8)) else { continue };
+        for direct in [DirectMode::Auto, DirectMode::Never] {
+            let options = Options { direct, block_size: 64 << 10, ..Options::default() };
+            let handle = Handle::with_factory(options, Arc::new(Alone(kind))).unwrap();
+            let bytes = pattern(3, (3 << 20) + 77);
+            handle.store(path.as_path(), &bytes).unwrap();
+            assert!(std::fs::read(&path).unwrap() == bytes, "{kind:?} {direct:?}");
+            let mut loaded = vec![0; bytes.len()];
+            handle.load(path.as_path(), 0, &mut loaded).unwrap();
+            assert!(loaded == bytes, "{kind:?} {direct:?}");
+            handle.close().unwrap();
+        }
+    }
 }
 
 #[test]

@@ -12,7 +12,8 @@
 //! - Nothing touches the memory before the channel's start is over, which a thread sleeps for.
 //! - A completion is reported when cuFile's call is over: the bytes are where they should be.
 //! - [`Completion::result`] is bytes, a negated `errno`, a negated code of cuFile (above
-//!   [`FILE_CODE_BASE`]) or [`CUDA_CODE_BASE`] plus a code of the CUDA driver, negated.
+//!   [`FILE_CODE_BASE`]), [`CUDA_CODE_BASE`] plus a code of the CUDA driver, negated, or
+//!   [`NO_THREAD`].
 
 #![expect(unsafe_code, reason = "hands the addresses of transfers to cuFile")]
 
@@ -20,19 +21,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::threads::{Mover, ThreadsEngine};
+use super::threads::{MORE_THREADS_HINT, Mover, ThreadsEngine};
 use super::{
     Capabilities, Command, Completion, Engine, EngineKind, EngineOptions, Transfer, WakeEvent,
 };
 use crate::device::gds::{BufferUse, DeviceRange};
 use crate::device::{Context, Event, FileRange, FileRegistration, device_error};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::process;
 
 /// Codes of cuFile are larger (`CUFILEOP_BASE_ERR` of `cufile.h`), and those of the system smaller.
 pub const FILE_CODE_BASE: i64 = 5000;
 /// What is added to the codes of the CUDA driver.
 pub const CUDA_CODE_BASE: i64 = 10_000;
+/// The result of a transfer for which no thread could be started.
+pub const NO_THREAD: i64 = -FILE_CODE_BASE;
 
 /// The number of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -185,6 +188,11 @@ impl Mover for CuFileMover {
             Err(error) => code_of(&error),
         }
     }
+
+    /// The caller's stream, which a transfer waits for, may wait for others of the owner.
+    fn suits_owner(&self) -> bool {
+        false
+    }
 }
 
 /// An error as the result of a completion.
@@ -199,9 +207,13 @@ fn code_of(error: &Error) -> i64 {
     }
 }
 
-/// The error behind a completion's result, if it is one of a device's library; `what` says what was
+/// The error behind a completion's result, unless it is bytes or the system's; `what` says what was
 /// being done.
 pub fn error_of(result: i64, context: &Context, what: &str) -> Option<Error> {
+    if result == NO_THREAD {
+        let text = format!("{what}: no thread can be started for cuFile's calls");
+        return Some(Error::new(ErrorKind::Device, text).hint(MORE_THREADS_HINT));
+    }
     let code = result.checked_neg()?;
     if code > CUDA_CODE_BASE {
         let code = i32::try_from(code - CUDA_CODE_BASE).unwrap_or(i32::MAX);
@@ -217,6 +229,8 @@ pub struct GdsEngine {
     inner: Box<dyn Engine>,
     crew: ThreadsEngine,
     wake: Arc<WakeEvent>,
+    /// Of transfers for which there is no thread; the next reap has them.
+    refused: Vec<Completion>,
 }
 
 impl GdsEngine {
@@ -226,7 +240,7 @@ impl GdsEngine {
         let mover = Arc::new(CuFileMover(Arc::clone(channels)));
         // Whatever the engine below sleeps for, it wakes up for this.
         let crew = ThreadsEngine::over(mover, Arc::clone(&options.wake), options);
-        Self { inner, crew, wake: Arc::clone(&options.wake) }
+        Self { inner, crew, wake: Arc::clone(&options.wake), refused: Vec::new() }
     }
 
     unsafe fn hand_over(&mut self, transfers: &[Transfer], reap_next: bool) -> Result<usize> {
@@ -243,7 +257,10 @@ impl GdsEngine {
             let run = &rest[..count];
             let accepted = match (is_device, reap_next) {
                 // SAFETY: the caller's promise, passed on.
-                (true, _) => unsafe { self.crew.submit(run) },
+                (true, _) => match unsafe { self.crew.submit(run) } {
+                    Err(_) => Ok(self.refuse(run)),
+                    accepted => accepted,
+                },
                 // SAFETY: as above.
                 (false, true) => unsafe { self.inner.submit_and_reap_next(run) },
                 // SAFETY: as above.
@@ -261,6 +278,12 @@ impl GdsEngine {
         }
         Ok(taken)
     }
+
+    fn refuse(&mut self, transfers: &[Transfer]) -> usize {
+        let tokens = transfers.iter().map(|transfer| transfer.token);
+        self.refused.extend(tokens.map(|token| Completion { token, result: NO_THREAD }));
+        transfers.len()
+    }
 }
 
 impl Engine for GdsEngine {
@@ -277,7 +300,7 @@ impl Engine for GdsEngine {
     }
 
     fn in_flight(&self) -> usize {
-        self.inner.in_flight() + self.crew.in_flight()
+        self.inner.in_flight() + self.crew.in_flight() + self.refused.len()
     }
 
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
@@ -291,6 +314,8 @@ impl Engine for GdsEngine {
     }
 
     fn reap(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) -> Result<()> {
+        let timeout = if self.refused.is_empty() { timeout } else { Some(Duration::ZERO) };
+        completions.append(&mut self.refused);
         if self.crew.in_flight() == 0 {
             return self.inner.reap(timeout, completions);
         }

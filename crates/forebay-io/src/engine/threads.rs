@@ -2,7 +2,8 @@
 //!
 //! It works wherever files do, so it is the last resort of `auto`, and the other engines hand it
 //! what they can't do themselves ([`aio`](super::aio): buffered transfers). Threads are started
-//! when there is work that no idle one can take, and live as long as the engine.
+//! when there is work that no idle one can take, and live as long as the engine. Where the system
+//! lets none be started, the owner does one transfer after the other itself.
 //!
 //! # Invariants
 //!
@@ -32,6 +33,9 @@ use crate::error::{Error, Result};
 /// few enough not to crowd a machine on which each worker has an engine.
 pub const THREADS_MAX: usize = 16;
 
+/// What helps where no thread can be started.
+pub(super) const MORE_THREADS_HINT: &str = "raise the limit on processes (ulimit -u, pids.max)";
+
 /// `RWF_DONTCACHE` (`include/uapi/linux/fs.h`, Linux 6.14).
 pub(super) const RWF_DONTCACHE: i32 = 0x80;
 
@@ -51,6 +55,9 @@ pub struct ThreadsEngine {
 pub(super) trait Mover: std::fmt::Debug + Send + Sync {
     /// The bytes moved or a negated code, as in a [`Completion`].
     fn perform(&self, transfer: &Transfer) -> i64;
+
+    /// Whether the engine's owner may be kept waiting by a transfer where it can start no thread.
+    fn suits_owner(&self) -> bool;
 }
 
 /// System calls.
@@ -60,6 +67,10 @@ struct Kernel;
 impl Mover for Kernel {
     fn perform(&self, transfer: &Transfer) -> i64 {
         perform(transfer)
+    }
+
+    fn suits_owner(&self) -> bool {
+        true
     }
 }
 
@@ -190,7 +201,7 @@ impl ThreadsEngine {
                 Err(error) if self.threads.is_empty() => {
                     return Err(Error::from_io(error, "cannot start a thread")
                         .engine(EngineKind::Threads.name())
-                        .hint("raise the limit on processes (ulimit -u, pids.max)"));
+                        .hint(MORE_THREADS_HINT));
                 }
                 Err(_) => break, // The threads that there are do the work.
             }
@@ -221,7 +232,16 @@ impl Engine for ThreadsEngine {
         if count == 0 {
             return Ok(0);
         }
-        self.start_threads(count)?;
+        if let Err(error) = self.start_threads(count) {
+            if !self.shared.mover.suits_owner() {
+                return Err(error);
+            }
+            let Transfer { token, .. } = transfers[0];
+            let result = self.shared.mover.perform(&transfers[0]);
+            lock(&self.shared.done).completions.push(Completion { token, result });
+            self.in_flight += 1;
+            return Ok(1);
+        }
         lock(&self.shared.jobs).queue.extend(transfers[..count].iter().copied().map(Job));
         self.in_flight += count;
         if count == 1 {

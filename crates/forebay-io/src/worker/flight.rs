@@ -185,8 +185,8 @@ impl Flight {
     /// What a device's library said. What CUDA says is the end: the memory can't be reached.
     fn judge_device(&mut self, error: Error) -> Verdict {
         let error = self.placed(error);
-        let of_cufile = error.device_code().is_some_and(|code| code.library == "cufile");
-        if of_cufile { self.refused_by_cufile(error) } else { Verdict::Failed(error) }
+        let of_cuda = error.device_code().is_some_and(|code| code.library == "cuda");
+        if of_cuda { Verdict::Failed(error) } else { self.refused_by_cufile(error) }
     }
 
     /// Where there is another way, a refusal isn't the end.

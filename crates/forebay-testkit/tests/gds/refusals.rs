@@ -1,10 +1,17 @@
 //! What is refused, fails, is cut short or cancelled on the way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use forebay_io::{DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options};
+use forebay_io::engine::{
+    AutoFactory, Capabilities, Completion, Engine, EngineFactory, EngineOptions, Transfer,
+};
+use forebay_io::{
+    DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options, Request, Result,
+};
 use forebay_testkit::fault::{Cut, FaultFactory, FaultPlan, Scope, When};
 use forebay_testkit::memory::pattern;
+use forebay_testkit::seccomp;
 
 use crate::{BLOCK_BYTES, GRANULE, LENGTH, Rig, STAGING_BYTES, start, way_of};
 
@@ -145,6 +152,89 @@ fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
         rig.moves_right(&handle, 3);
         let stats = handle.stats();
         assert!(stats.short_transfers > 0 && stats.bytes_gds > 0, "{stats:?}");
+    }
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+/// Engines whose owners can start no thread from the first transfer of cuFile's on.
+#[derive(Debug, Default)]
+struct Alone(AutoFactory);
+
+#[derive(Debug)]
+struct EngineOfOne {
+    inner: Box<dyn Engine>,
+    is_alone: bool,
+}
+
+impl EngineFactory for Alone {
+    fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(EngineOfOne { inner: self.0.build(options)?, is_alone: false }))
+    }
+}
+
+impl Engine for EngineOfOne {
+    fn kind(&self) -> EngineKind {
+        self.inner.kind()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
+        if !self.is_alone && transfers.iter().any(|transfer| transfer.channel.is_some()) {
+            seccomp::deny(&[libc::SYS_clone3, libc::SYS_clone], libc::EAGAIN).unwrap();
+            self.is_alone = true;
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.submit(transfers) }
+    }
+
+    fn reap(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) -> Result<()> {
+        self.inner.reap(timeout, completions)
+    }
+}
+
+#[test]
+fn where_no_thread_can_be_started_the_host_moves_the_bytes_or_an_error_says_why() {
+    let rig = Rig::new("");
+    let stream = rig.standin.stream(0);
+    let memory = rig.standin.allocate(0, LENGTH);
+    let (path, bytes) = (rig.path("tensor"), pattern(1, LENGTH));
+    std::fs::write(&path, &bytes).unwrap();
+    let handle = |route| {
+        let options = Options { device_route: route, parallelism: 1, ..rig.options() };
+        Handle::with_factory(options, Arc::new(Alone::default())).unwrap()
+    };
+    let auto = handle(DeviceRoute::Auto);
+    // The host's way, while the stand-in can still start the threads of streams.
+    for direction in [Direction::Load, Direction::Store] {
+        let request = rig.request(direction, &path, 0, stream, (memory, LENGTH));
+        start(&auto, Request { checksums: true, ..request }).unwrap().wait().unwrap();
+    }
+    rig.moves_right(&auto, 4);
+    rig.moves_right(&auto, 5);
+    let stats = auto.stats();
+    assert!(stats.bytes_gds == 0 && stats.bytes_device == 6 * LENGTH as u64, "{stats:?}");
+    assert!(way_of(&auto).1.contains("no thread can be started"), "{:?}", way_of(&auto));
+
+    std::fs::write(&path, &bytes).unwrap();
+    let required = handle(DeviceRoute::Gds);
+    for _ in 0..2 {
+        let load = rig.load(&required, &path, stream, (memory, LENGTH));
+        let error = load.unwrap_err();
+        assert_eq!(error.path_ref(), Some(path.as_path()));
+        assert!(error.to_string().contains("ulimit -u"), "{error}");
     }
     rig.standin.free(memory);
     rig.standin.end(stream);
