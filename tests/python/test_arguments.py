@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import forebay
+import forebay.numpy
 from conftest import pattern
 from forebay.errors import ClosedError, InvalidBufferError, InvalidInputError, OutOfMemoryError
 
@@ -48,6 +49,33 @@ def test_an_argument_of_the_wrong_type_is_named(
 ) -> None:
     with pytest.raises(TypeError, match=name.strip()):
         WRONG[name](handle, path)
+
+
+FILES: dict[str, Callable[[Path, Any], object]] = {
+    "load_file": lambda path, handle: forebay.numpy.load_file(path, handle=handle),
+    "load_file cast": lambda path, handle: forebay.numpy.load_file(
+        path, dtype="float64", handle=handle
+    ),
+    "plan_load": lambda path, handle: forebay.numpy.plan_load(path, handle=handle),
+    "stream": lambda path, handle: forebay.numpy.stream(path, handle=handle),
+    "safe_open": lambda path, handle: forebay.numpy.safe_open(path, "numpy", handle=handle),
+    "load_into": lambda path, handle: forebay.numpy.load_into(
+        {"x": np.zeros(3, "float32")}, path, handle=handle
+    ),
+    "save_file": lambda path, handle: forebay.numpy.save_file(
+        {"x": np.ones(3, "float32")}, path, handle=handle
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_handle_is_none_of_tensor_files_either(path: Path, name: str) -> None:
+    forebay.numpy.save_file({"x": np.zeros(3, "float32")}, path)
+    before = path.read_bytes()
+    for wrong in (7, "aio", forebay.aio_handle()):
+        with pytest.raises(TypeError, match=r"handle must be a forebay\.Handle, not"):
+            FILES[name](path, wrong)
+    assert path.read_bytes() == before
 
 
 OUT_OF_RANGE: dict[str, Callable[[forebay.Handle, Path], object]] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.load import straight
-from forebay._tensor_files.shared import room, shared_handle
+from forebay._tensor_files.shared import given_or_shared, room
 from forebay._tensor_files.slices import read_runs, runs_of
 from forebay._tensor_files.source import OpenSource
 from forebay.errors import TensorFileError
@@ -33,7 +33,7 @@ class OpenFile:
         self.path = path
         self.header = self._source.headers[0]
         self._wish = wish
-        self._handle = shared_handle() if handle is None else handle
+        self._handle = given_or_shared(handle)
 
     def entry(self, name: str) -> Entry:
         """Return what is known of a tensor."""

@@ -16,7 +16,7 @@ from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import byte_count
 from forebay._tensor_files.load import Wish
 from forebay._tensor_files.rooms import Room, Rooms
-from forebay._tensor_files.shared import shared_handle
+from forebay._tensor_files.shared import given_or_shared
 from forebay._tensor_files.source import OpenSource
 from forebay._tensor_files.stream import DEFAULT_BUDGET, TensorStream
 from forebay.errors import InvalidInputError
@@ -108,7 +108,7 @@ class IntoPlan:
 
     def run(self, handle: Handle | None) -> None:
         """Load."""
-        handle = shared_handle() if handle is None else handle
+        handle = given_or_shared(handle)
         with self._source.reading():
             self._read(handle, self._straight)
             for piece in self._after:

@@ -17,7 +17,7 @@ from forebay._arguments import parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import byte_count
-from forebay._tensor_files.shared import core_of, room, shared_handle, tell
+from forebay._tensor_files.shared import core_of, given_or_shared, room, tell
 from forebay._tensor_files.source import OpenSource
 from forebay.errors import OutOfMemoryError
 
@@ -147,12 +147,12 @@ class _Work:
 
 def plan(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> LoadPlan:
     """Return what a load takes, without reading more than the headers."""
-    return _Work(source, frame, wish, shared_handle() if handle is None else handle).plan
+    return _Work(source, frame, wish, given_or_shared(handle)).plan
 
 
 def load(source: Source, frame: Frame, wish: Wish, handle: Handle | None) -> dict[str, Any]:
     """Return the tensors that are asked for, by name, in the order of the files."""
-    handle = shared_handle() if handle is None else handle
+    handle = given_or_shared(handle)
     if wish == Wish(verify=wish.verify, mapped=wish.mapped):
         # Nothing to choose or to convert: no need to look at each tensor first.
         return dict(straight(OpenSource(source), frame, None, wish, handle))

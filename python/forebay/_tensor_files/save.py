@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forebay import _forebay
 from forebay._tensor_files.frame import BITS, byte_count
 from forebay._tensor_files.select import parse_path
-from forebay._tensor_files.shared import core_of, shared_handle, tell
+from forebay._tensor_files.shared import core_of, given_or_shared, tell
 from forebay.errors import InvalidInputError, MismatchError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def write(
     handle: Handle | None,
 ) -> None:
     """Write a file, which then replaces what has its name, or isn't there at all."""
-    handle = shared_handle() if handle is None else handle
+    handle = given_or_shared(handle)
     _forebay.save_tensors(
         core_of(handle),
         parse_path(filename),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from forebay import _forebay
 
-__all__ = ["core_of", "room", "shared_handle", "tell"]
+__all__ = ["core_of", "given_or_shared", "room", "shared_handle", "tell"]
 
 _lock = threading.Lock()
 _handles: list[Handle] = []
@@ -28,6 +28,15 @@ def shared_handle() -> Handle:
         return _handles[0]
 
 
+def given_or_shared(handle: Handle | None) -> Handle:
+    """Return what the user gave as ``handle=``, or else the process's handle."""
+    if handle is None:
+        return shared_handle()
+    if not isinstance(handle, Handle):
+        raise TypeError(f"handle must be a forebay.Handle, not {type(handle).__name__}")
+    return handle
+
+
 def core_of(handle: Handle) -> _forebay.Handle:
     """Return the core of a handle.
 
@@ -36,8 +45,6 @@ def core_of(handle: Handle) -> _forebay.Handle:
     ClosedError
         It is closed.
     """
-    if not isinstance(handle, Handle):
-        raise TypeError(f"handle must be a forebay.Handle, not {type(handle).__name__}")
     if handle.closed:
         raise ClosedError("the handle is closed: make another")
     return handle._core  # noqa: SLF001

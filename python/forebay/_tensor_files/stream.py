@@ -17,7 +17,7 @@ from forebay._arguments import parse_seconds, parse_size
 from forebay._tensor_files.cast import cast_code, padded, parse_cast
 from forebay._tensor_files.device import DeviceLoad
 from forebay._tensor_files.frame import BITS, byte_count
-from forebay._tensor_files.shared import core_of, shared_handle, tell
+from forebay._tensor_files.shared import core_of, given_or_shared, tell
 from forebay._tensor_files.source import OpenSource
 from forebay.errors import ClosedError, OutOfMemoryError
 from forebay.memory import Pool
@@ -60,7 +60,7 @@ class TensorStream:
         handle: Handle | None,
         timeout: float | None,
     ) -> None:
-        handle = shared_handle() if handle is None else handle
+        handle = given_or_shared(handle)
         core = core_of(handle)
         self._frame = frame
         self._device = frame.parse_device(wish.device)
