@@ -104,7 +104,8 @@ def test_workers_of_torchrun_run_on_forebay(training: Training, in_memory: Any) 
         {"dtype": "bf16", "pipeline": True, **ON_DRIVE}, rendezvous=False
     )
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    run(*FOREBAY, *torchrun, TRAIN, path)
+    logs = f"--log-dir={Path(path).parent}"
+    run(*FOREBAY, *torchrun, logs, TRAIN, path)
     found = training.found(output, 2)
     assert all(one["forebay"] for one in found)
     assert [one["losses"] for one in found] == in_memory(2, "bf16")
