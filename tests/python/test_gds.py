@@ -93,6 +93,7 @@ def make_up(root: Path, folder: Path, system: str, drive: str) -> None:
     number = f"{os.major(folder.stat().st_dev)}:{os.minor(folder.stat().st_dev)}"
     for name in ("proc/self", "proc/driver/nvidia", "proc/driver/nvidia-fs", "sys/dev/block"):
         (root / name).mkdir(parents=True)
+    (root / "proc/modules").write_text("nvidia_fs 1 0 - Live 0x0\n")
     line = f"1 0 {number} / / rw - {system} /dev/{drive} rw\n"
     (root / "proc/self/mountinfo").write_text(line)
     (root / "sys/devices" / drive).mkdir(parents=True)

@@ -22,8 +22,9 @@
 //!   at the end of a process; functions whose n-th call fails; a process forked from the one
 //!   that initialised the driver, which can't use it.
 //! - cuFile: driver, handles, registered buffers, reads and writes, the same in stream order, compat
-//!   mode, P2PDMA without `nvidia-fs`, absence, refusal of a file system, its codes. When its driver
-//!   opens, it leaves a `cufile.log` in the working directory, as the real one does.
+//!   mode, P2PDMA without `nvidia-fs`, absence, refusal of a file system, its codes, and that `errno`
+//!   has them, or tells nothing of what the system said. When its driver opens, it leaves a
+//!   `cufile.log` in the working directory, as the real one does.
 //!
 //! # What it finds
 //!

@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+/// `CUFILEOP_BASE_ERR`: codes of cuFile are larger, and those of the system smaller.
+pub(crate) const CODE_BASE: c_int = 5000;
 /// `CU_FILE_CUDA_DRIVER_ERROR`: the CUDA driver's code says more.
 pub(super) const CUDA_DRIVER_ERROR: c_int = 5011;
 /// `CU_FILE_DRIVER_ALREADY_OPEN`.
@@ -36,14 +38,18 @@ pub(super) const CUFILE_CODES: &[(c_int, &str, &str)] = &[
     ),
     (5017, "INVALID_MAPPING_RANGE", POINTER),
     (5018, "INVALID_FILE_TYPE", "it takes regular files and block devices"),
-    (5019, "INVALID_FILE_OPEN_FLAG", "the file must be open for direct I/O"),
+    (5019, "INVALID_FILE_OPEN_FLAG", "the file must be open for direct I/O, and not to append"),
     (5020, "DIO_NOT_SET", "the file must be open for direct I/O"),
     (5022, "INVALID_VALUE", ""),
     (5023, "MEMORY_ALREADY_REGISTERED", "another part of the process registered it"),
     (5024, "MEMORY_NOT_REGISTERED", ""),
     (5025, "PERMISSION_DENIED", "the process may not use /dev/nvidia-fs*"),
     (DRIVER_ALREADY_OPEN, "DRIVER_ALREADY_OPEN", ""),
-    (5027, "HANDLE_NOT_REGISTERED", ""),
+    (
+        5027,
+        "HANDLE_NOT_REGISTERED",
+        "cuFile looks in /run/udev for what a file is on: in a container, mount it",
+    ),
     (5028, "HANDLE_ALREADY_REGISTERED", "another part of the process registered the descriptor"),
     (5029, "DEVICE_NOT_FOUND", "see `nvidia-smi`"),
     (5030, "INTERNAL_ERROR", "see cufile.log"),

@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::codes::{CUDA_DRIVER_ERROR, CUFILE_CODES, DRIVER_ALREADY_OPEN};
+use super::codes::{CODE_BASE, CUDA_DRIVER_ERROR, CUFILE_CODES, DRIVER_ALREADY_OPEN};
 use super::library::{self, Search, symbol};
 use super::symbols::table;
 use super::{Context, Cuda, DeviceAddress};
@@ -296,12 +296,11 @@ impl FileRegistration {
         if let Ok(bytes) = usize::try_from(moved) {
             return Ok(bytes);
         }
-        let text = format!("cannot {what} through cuFile");
-        let error = if moved == -1 {
-            Error::from_io(std::io::Error::last_os_error(), text)
-        } else {
-            file_error(c_int::try_from(-moved).unwrap_or(c_int::MAX), text)
+        let code = match moved {
+            -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or_default(),
+            _ => c_int::try_from(-moved).unwrap_or(c_int::MAX),
         };
+        let error = transfer_error(code, format!("cannot {what} through cuFile"));
         Err(error.offset(offset).bytes(length as u64, 0))
     }
 }
@@ -350,6 +349,17 @@ pub(crate) fn device_error(library: &str, code: i32, context: &Context, what: &s
         _ => None,
     };
     error.unwrap_or_else(|| file_error(code, what.to_owned()))
+}
+
+/// An error of a transfer. Its documentation has cuFile return its own codes negated, and -1 with the
+/// system's in `errno`; cuFile 1.17 returns -1, with its own codes in `errno`, and with 1 where a
+/// system call failed, whatever that said.
+fn transfer_error(code: c_int, what: String) -> Error {
+    if code > CODE_BASE {
+        return file_error(code, what);
+    }
+    let told = if code == 0 { libc::EPERM } else { code };
+    Error::from_io(std::io::Error::from_raw_os_error(told), what)
 }
 
 fn file_error(code: c_int, what: String) -> Error {
@@ -456,6 +466,32 @@ mod tests {
         let error = unsafe { registered.read(&context, range) }.unwrap_err();
         assert_eq!(error.offset_bytes(), Some(9));
         assert!(error.to_string().contains("CU_FILE_CUDA_POINTER_INVALID"), "{error}");
+    }
+
+    #[test]
+    fn codes_come_by_either_way_and_those_of_the_system_perhaps_not_at_all() {
+        let standin = Standin::new().unwrap();
+        let cufile = load(&standin).unwrap();
+        let context = Context::retain(&cufile.cuda, 0).unwrap();
+        let folder = folder();
+        drop(file(folder.path(), &bytes(1)));
+        // Registered all the same, and it can't be written to.
+        let file = File::open(folder.path().join("tensor.bin")).unwrap();
+        rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::DIRECT).unwrap();
+        let registered = cufile.register_file(file.as_fd()).unwrap();
+        let memory = standin.allocate(0, 4096);
+        let range = FileRange { base: memory, base_offset: 0, offset: 0, length: 4096 };
+        for (number, settings, code) in [(1, "", libc::EPERM), (2, "documented=1", libc::EBADF)] {
+            standin.configure(settings);
+            // SAFETY: the memory is freed below.
+            let error = unsafe { registered.write(&context, range) }.unwrap_err();
+            assert_eq!(error.os_code(), Some(code));
+            standin.configure(&format!("fail=cuFileRead:{number}:5017"));
+            // SAFETY: the call fails before it touches memory.
+            let error = unsafe { registered.read(&context, range) }.unwrap_err();
+            assert_eq!(error.device_code().unwrap().name, "CU_FILE_INVALID_MAPPING_RANGE");
+        }
+        standin.free(memory);
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod presence;
 mod stream;
 mod symbols;
 
+pub(crate) use codes::CODE_BASE;
 pub use context::{Context, Entered};
 pub use cuda::Cuda;
 pub(crate) use cufile::device_error;

@@ -11,9 +11,8 @@
 //!
 //! - Nothing touches the memory before the channel's start is over, which a thread sleeps for.
 //! - A completion is reported when cuFile's call is over: the bytes are where they should be.
-//! - [`Completion::result`] is bytes, a negated `errno`, a negated code of cuFile (above
-//!   [`FILE_CODE_BASE`]), [`CUDA_CODE_BASE`] plus a code of the CUDA driver, negated, or
-//!   [`NO_THREAD`].
+//! - [`Completion::result`] is bytes, a negated `errno`, a negated code of cuFile,
+//!   [`CUDA_CODE_BASE`] plus a code of the CUDA driver, negated, or [`NO_THREAD`].
 
 #![expect(unsafe_code, reason = "hands the addresses of transfers to cuFile")]
 
@@ -26,16 +25,20 @@ use super::{
     Capabilities, Command, Completion, Engine, EngineKind, EngineOptions, Transfer, WakeEvent,
 };
 use crate::device::gds::{BufferUse, DeviceRange};
-use crate::device::{Context, Event, FileRange, FileRegistration, device_error};
+use crate::device::{CODE_BASE, Context, Event, FileRange, FileRegistration, device_error};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::process;
 
-/// Codes of cuFile are larger (`CUFILEOP_BASE_ERR` of `cufile.h`), and those of the system smaller.
-pub const FILE_CODE_BASE: i64 = 5000;
 /// What is added to the codes of the CUDA driver.
 pub const CUDA_CODE_BASE: i64 = 10_000;
 /// The result of a transfer for which no thread could be started.
-pub const NO_THREAD: i64 = -FILE_CODE_BASE;
+pub const NO_THREAD: i64 = -(CODE_BASE as i64);
+/// The result of a transfer in which a system call of cuFile's failed: cuFile doesn't say how.
+pub const UNTOLD: i64 = -(libc::EPERM as i64);
+
+/// Where cuFile says more.
+const LOG_HINT: &str = "is the drive full, or a limit reached? cufile.log may say; \
+                        device_route=\"host\" has the system's own error";
 
 /// The number of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -210,9 +213,13 @@ fn code_of(error: &Error) -> i64 {
 /// The error behind a completion's result, unless it is bytes or the system's; `what` says what was
 /// being done.
 pub fn error_of(result: i64, context: &Context, what: &str) -> Option<Error> {
-    if result == NO_THREAD {
-        let text = format!("{what}: no thread can be started for cuFile's calls");
-        return Some(Error::new(ErrorKind::Device, text).hint(MORE_THREADS_HINT));
+    let refusal = match result {
+        NO_THREAD => Some(("no thread can be started for cuFile's calls", MORE_THREADS_HINT)),
+        UNTOLD => Some(("a system call of cuFile's failed, and it doesn't say how", LOG_HINT)),
+        _ => None,
+    };
+    if let Some((text, hint)) = refusal {
+        return Some(Error::new(ErrorKind::Device, format!("{what}: {text}")).hint(hint));
     }
     let code = result.checked_neg()?;
     if code > CUDA_CODE_BASE {
@@ -220,7 +227,7 @@ pub fn error_of(result: i64, context: &Context, what: &str) -> Option<Error> {
         return Some(device_error("cuda", code, context, what));
     }
     let code = i32::try_from(code).ok()?;
-    (i64::from(code) > FILE_CODE_BASE).then(|| device_error("cufile", code, context, what))
+    (code > CODE_BASE).then(|| device_error("cufile", code, context, what))
 }
 
 /// An engine with one for device memory over it. See the [module documentation](self).

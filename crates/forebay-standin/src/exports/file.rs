@@ -177,8 +177,10 @@ extern "C" fn cuFileWrite(
     now("cuFileWrite", &wanted)
 }
 
-/// Bytes moved; -1 with `errno`, or a negated code of cuFile.
+/// Bytes moved, or -1 with `errno`: a code of cuFile, or 1 whatever the system said (cuFile 1.17). Its
+/// documentation has negated codes, and the system's `errno`.
 fn now(symbol: &'static str, wanted: &Wanted) -> isize {
+    let documented = model().settings.documented;
     let planned = call(symbol, Needs::Nothing, |model| {
         let (planned, bytes) = model.plan_move(wanted)?;
         if let Some(conflict) = model.order.host_conflict(&bytes, wanted.load) {
@@ -188,12 +190,16 @@ fn now(symbol: &'static str, wanted: &Wanted) -> isize {
     });
     let moved = match planned {
         Ok(planned) => planned.run(),
-        Err(code) => return -isize::try_from(code).unwrap_or(isize::MAX),
+        Err(code) if documented => return -isize::try_from(code).unwrap_or(isize::MAX),
+        Err(code) => return fail_with(code),
     };
     if moved >= 0 {
         return moved;
     }
-    let code = i32::try_from(-moved).unwrap_or(libc::EIO);
+    fail_with(if documented { i32::try_from(-moved).unwrap_or(libc::EIO) } else { libc::EPERM })
+}
+
+fn fail_with(code: c_int) -> isize {
     // SAFETY: a call without arguments.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: the address of this thread's `errno` is always valid.

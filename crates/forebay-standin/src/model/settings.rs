@@ -49,6 +49,8 @@ pub(crate) struct Settings {
     /// The longest that a task is late.
     pub(crate) delay_us: u64,
     pub(crate) gds: Gds,
+    /// Reads and writes of cuFile fail as its documentation has it.
+    pub(crate) documented: bool,
     /// The error that sticks to every context, or to that of one device.
     pub(crate) broken: Option<Breakage>,
     /// The driver is gone: every function says so.
@@ -63,6 +65,7 @@ impl Default for Settings {
             seed: 1,
             delay_us: 300,
             gds: Gds::Direct,
+            documented: false,
             broken: None,
             deinitialised: false,
             failures: Vec::new(),
@@ -81,6 +84,7 @@ impl Settings {
                 "delay_us" => self.delay_us = number(word, value)?,
                 "broken" => self.broken = breakage(word, value)?,
                 "deinitialised" => self.deinitialised = number::<u8>(word, value)? != 0,
+                "documented" => self.documented = number::<u8>(word, value)? != 0,
                 "gds" => self.gds = gds(word, value)?,
                 "fail" => self.failures.push(failure(word, value)?),
                 _ => return Err(bad(word)),

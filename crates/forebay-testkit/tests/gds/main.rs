@@ -48,6 +48,7 @@ impl Rig {
         let root = tempfile::tempdir().unwrap();
         make_up(root.path(), folder.path(), system, drive);
         std::fs::create_dir_all(root.path().join("proc/driver/nvidia-fs")).unwrap();
+        std::fs::write(root.path().join("proc/modules"), "nvidia_fs 1 0 - Live 0x0\n").unwrap();
         let search = Search { folders: vec![standin.folder().to_path_buf()], system: false };
         let devices = Devices::load_under(&search, root.path()).unwrap();
         let contexts = (0..2).map(|ordinal| devices.context(ordinal).unwrap()).collect();

@@ -16,8 +16,12 @@ use forebay_testkit::seccomp;
 use crate::{BLOCK_BYTES, GRANULE, LENGTH, Rig, STAGING_BYTES, start, way_of};
 
 /// The n-th transfer of an operation fails with a code, and what that does.
-fn refuse_nth(symbol: &str, number: usize, code: i32, route: DeviceRoute) -> (Rig, Option<Error>) {
-    let rig = Rig::new("delay_us=20");
+fn refuse_nth(
+    settings: &str,
+    (symbol, number, code): (&str, usize, i32),
+    route: DeviceRoute,
+) -> (Rig, Option<Error>) {
+    let rig = Rig::new(&format!("delay_us=20 {settings}"));
     let before = rig.census();
     let handle = rig.handle(route);
     let stream = rig.standin.stream(0);
@@ -54,8 +58,9 @@ fn refuse_nth(symbol: &str, number: usize, code: i32, route: DeviceRoute) -> (Ri
 fn a_transfer_that_cufile_refuses_on_the_way_is_made_through_the_host() {
     for symbol in ["cuFileRead", "cuFileWrite"] {
         for number in [1, 2, 4, 6] {
-            for code in [5008, 5012, 5030] {
-                let (_, error) = refuse_nth(symbol, number, code, DeviceRoute::Auto);
+            for (settings, code) in [("", 5008), ("documented=1", 5012), ("", 5030)] {
+                let nth = (symbol, number, code);
+                let (_, error) = refuse_nth(settings, nth, DeviceRoute::Auto);
                 assert!(error.is_none(), "{symbol} {number} {code}: {error:?}");
             }
         }
@@ -64,8 +69,9 @@ fn a_transfer_that_cufile_refuses_on_the_way_is_made_through_the_host() {
 
 #[test]
 fn where_it_was_asked_for_a_refusal_is_an_error_with_code_hint_and_place() {
-    for symbol in ["cuFileRead", "cuFileWrite"] {
-        let (rig, error) = refuse_nth(symbol, 3, 5010, DeviceRoute::Gds);
+    let ways = ["", "documented=1"].into_iter();
+    for (symbol, settings) in ["cuFileRead", "cuFileWrite"].into_iter().zip(ways) {
+        let (rig, error) = refuse_nth(settings, (symbol, 3, 5010), DeviceRoute::Gds);
         let error = error.unwrap();
         assert_eq!(error.device_code().unwrap().name, "CU_FILE_NVFS_DRIVER_ERROR");
         assert_eq!(error.path_ref(), Some(rig.path("tensor").as_path()));
@@ -137,14 +143,21 @@ fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     assert_eq!(error.os_code(), Some(rustix::io::Errno::IO.raw_os_error()));
     assert_eq!(way_of(&handle).0, "gds", "a drive's failure isn't cuFile's");
     // What says that it isn't supported is cuFile's way of saying so, and there is another way.
-    let plan = FaultPlan::new(7).fail(
-        When::Every(3),
-        Scope::Direct,
-        rustix::io::Errno::INVAL.raw_os_error(),
-    );
+    // So may be what it has for each system call that fails.
+    for (when, code) in [(When::Every(3), libc::EINVAL), (When::Nth(3), libc::EPERM)] {
+        let plan = FaultPlan::new(7).fail(when, Scope::Direct, code);
+        let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
+        let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
+        rig.moves_right(&handle, 2);
+        assert_ne!(handle.stats().fallbacks, []);
+    }
+    let plan = FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, libc::EPERM);
     let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
-    let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
-    rig.moves_right(&handle, 2);
+    let required = Options { device_route: DeviceRoute::Gds, ..rig.options() };
+    let handle = Handle::with_factory(required, Arc::new(factory)).unwrap();
+    let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
+    assert_eq!(error.os_code(), None, "nobody lacks a permission");
+    assert!(error.to_string().contains("is the drive full"), "{error}");
     for cut in [Cut::Aligned, Cut::Ragged] {
         let plan = FaultPlan::new(8).shorten(When::Every(2), Scope::Direct, cut);
         let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);

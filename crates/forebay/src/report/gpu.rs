@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use forebay_io::device::gds::MODULES_HIDDEN;
 use forebay_io::device::{Cuda, Search};
 use serde::Serialize;
 
@@ -71,6 +72,8 @@ pub struct GpuFacts {
     pub nvidia_fs: Option<String>,
     /// cuFile's settings have it use the kernel's own peer-to-peer transfers (`use_pci_p2pdma`).
     pub pci_p2pdma: bool,
+    /// `/proc/modules` can't be read: see [`MODULES_HIDDEN`].
+    pub modules_hidden: bool,
 }
 
 impl GpuFacts {
@@ -117,6 +120,7 @@ pub(super) fn gather(places: Places<'_>) -> GpuFacts {
             .map_or_else(|| text(root.join("etc/cufile.json")), text)
             .as_deref()
             .is_some_and(uses_p2pdma),
+        modules_hidden: std::fs::File::open(root.join("proc/modules")).is_err(),
     }
 }
 
@@ -320,6 +324,7 @@ fn gds(facts: &GpuFacts) -> Finding {
         (true, Some(_)) if facts.driver.is_none() => {
             ("host", "the kernel shows no NVIDIA driver, which GPUDirect Storage takes")
         }
+        (true, Some(_)) if facts.modules_hidden => ("host", MODULES_HIDDEN),
         (true, Some(_)) if facts.nvidia_fs.is_some() => {
             ("gds", "nvidia-fs is loaded; each file's system and drive still decide")
         }
@@ -440,6 +445,7 @@ mod tests {
             write(root, &format!("{device}/{name}"), text.as_bytes());
         }
         write(root, "sys/module/nvidia_fs/version", b"2.22.3\n");
+        write(root, "proc/modules", b"nvidia_fs 1 0 - Live 0x0\n");
         write(root, "opt/odd/libcuda.so.1", b"");
         write(
             root,

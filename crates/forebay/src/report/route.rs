@@ -5,6 +5,8 @@
 //! it copies through the host's memory itself, its compatibility mode, which Forebay's own route does
 //! as well.
 
+use forebay_io::device::gds::MODULES_HIDDEN;
+
 use super::directory::DirectoryFacts;
 use super::gpu::GpuFacts;
 use super::{Finding, Level};
@@ -33,6 +35,9 @@ fn route(found: &DirectoryFacts, gpu: &GpuFacts) -> Finding {
     }
     if gpu.driver.is_none() {
         return host("the kernel shows no NVIDIA driver");
+    }
+    if gpu.modules_hidden {
+        return host(MODULES_HIDDEN);
     }
     let Some(storage) = &found.storage else {
         return host("what the directory is on isn't shown here");

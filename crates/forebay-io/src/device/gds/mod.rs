@@ -50,18 +50,21 @@ impl Gds {
     }
 }
 
+/// What keeps cuFile from being loaded where `/proc/modules` can't be read: cuFile 1.17 looks for a
+/// line in it, whether or not it could open it.
+pub const MODULES_HIDDEN: &str = "/proc/modules can't be read, and cuFile would read it for ever";
+
 /// Why no file of this machine can go by GPUDirect Storage, if that can be seen without loading
 /// anything: cuFile isn't to be loaded for nothing, as it starts threads and writes a log.
 pub fn platform_gap(root: &Path) -> Option<String> {
-    if root.join("proc/driver/nvidia-fs").is_dir() {
+    let settings = || std::fs::read_to_string(cufile_settings(root)).unwrap_or_default();
+    let text = if !root.join("proc/driver/nvidia-fs").is_dir() && !uses_p2pdma(&settings()) {
+        "the kernel module nvidia-fs isn't loaded, and cufile.json doesn't switch use_pci_p2pdma on"
+    } else if std::fs::File::open(root.join("proc/modules")).is_err() {
+        MODULES_HIDDEN
+    } else {
         return None;
-    }
-    let settings = std::fs::read_to_string(cufile_settings(root)).unwrap_or_default();
-    if uses_p2pdma(&settings) {
-        return None;
-    }
-    let text = "the kernel module nvidia-fs isn't loaded, and cufile.json doesn't switch \
-                use_pci_p2pdma on";
+    };
     Some(text.to_owned())
 }
 
@@ -98,6 +101,8 @@ mod tests {
     fn a_machine_without_the_module_needs_the_setting() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
+        std::fs::create_dir_all(root.join("proc")).unwrap();
+        std::fs::write(root.join("proc/modules"), "").unwrap();
         assert!(platform_gap(root).unwrap().contains("nvidia-fs isn't loaded"));
         std::fs::create_dir_all(root.join("etc")).unwrap();
         let settings = root.join("etc/cufile.json");
@@ -108,5 +113,7 @@ mod tests {
         std::fs::remove_file(settings).unwrap();
         std::fs::create_dir_all(root.join("proc/driver/nvidia-fs")).unwrap();
         assert_eq!(platform_gap(root), None);
+        std::fs::remove_file(root.join("proc/modules")).unwrap();
+        assert!(platform_gap(root).unwrap().contains("/proc/modules"));
     }
 }

@@ -185,6 +185,9 @@ fn the_mode_of_gds_follows_from_what_is_there() {
         None,
     );
     let module = GpuFacts { nvidia_fs: Some("2.22.3".to_owned()), ..cufile };
+    let hidden = GpuFacts { modules_hidden: true, ..module.clone() };
+    let findings = crate::report::gpu::findings(&hidden, &system(), None);
+    assert_found(&findings, "gpu.gds", Level::Info, "host: /proc/modules", None);
     let findings = crate::report::gpu::findings(&module, &system(), None);
     assert_found(&findings, "gpu.gds", Level::Ok, "gds: nvidia-fs is loaded", None);
     assert_found(&findings, "gpu.nvidia_fs", Level::Ok, "2.22.3", None);

@@ -48,6 +48,8 @@ fn the_route_follows_from_what_is_loaded() {
     assert_found(&findings, ID, Level::Info, "(compat) through memory: nvidia-fs isn't", None);
     let findings = route(|_, gpu| gpu.libcufile = None);
     assert_found(&findings, ID, Level::Info, "host, through pinned blocks: cuFile", None);
+    let findings = route(|_, gpu| gpu.modules_hidden = true);
+    assert_found(&findings, ID, Level::Info, "host, through pinned blocks: /proc/modules", None);
     let findings = route(|_, gpu| {
         gpu.nvidia_fs = None;
         gpu.pci_p2pdma = true;
