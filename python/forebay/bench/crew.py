@@ -48,6 +48,8 @@ class Member:
             text=True,
             encoding="utf-8",
             pass_fds=[number],
+            # cuFile would leave its log where the command was started.
+            env={"CUFILE_LOGFILE_PATH": os.devnull, **os.environ},
             start_new_session=True,
         )
 

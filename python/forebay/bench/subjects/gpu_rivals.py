@@ -5,15 +5,17 @@ Loaders that store nothing are given a safetensors file.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
-from forebay.bench.subjects.native import HANDLE, DeepNvme, Kvikio
+from forebay.bench.subjects.native import HANDLE, DeepNvme, kvikio_threads, moved, no_kvikio
 from forebay.bench.subjects.on_device import InPlace, OnDevice, settled
 from forebay.bench.subjects.subject import Settings, missing, no_device, pieces_of, sync
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from forebay.bench.tensor import Bytes, Tensor
 
@@ -29,6 +31,11 @@ __all__ = [
     "TorchGpu",
     "TorchThenCuda",
 ]
+
+
+_BY_HOST = "by way of the host"
+_BY_CUFILE = "by cuFile, which may go there too"
+_CUFILE_COPIER = "GdsFileCopier"
 
 
 class TorchGpu(OnDevice):
@@ -102,9 +109,7 @@ class FastSafetensorsHost(OnDevice):
 
     def load(self, path: str) -> list[Any]:
         """Load all tensors."""
-        from fastsafetensors import SafeTensorsFileLoader, SingleGroup
-
-        loader = SafeTensorsFileLoader(SingleGroup(), device=self._device, nogds=self._without_gds)
+        loader = self._loader()
         try:
             loader.add_filenames({0: [path]})
             self._buffer = loader.copy_files_to_device()
@@ -119,13 +124,31 @@ class FastSafetensorsHost(OnDevice):
             self._buffer = None
         super().release()
 
+    def _loader(self) -> Any:
+        from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+        return SafeTensorsFileLoader(SingleGroup(), device=self._device, nogds=self._without_gds)
+
 
 class FastSafetensorsGds(FastSafetensorsHost):
-    """``fastsafetensors`` by cuFile, which may be in its compatibility mode."""
+    """``fastsafetensors`` by cuFile, where it takes that.
+
+    It goes by way of the host, with a warning only, where there is no ``/dev/nvidia-fs0``.
+    """
 
     name = "fastsafetensors-gds"
     title = "fastsafetensors, cuFile"
     _without_gds = False
+
+    def setup(self, directory: str) -> str:
+        """Bring the device up, and say whether cuFile is used."""
+        super().setup(directory)
+        loader = self._loader()
+        copier = getattr(loader, "copier_class", None)
+        loader.close()
+        if copier is None:
+            return "by cuFile, or by way of the host: this version doesn't tell"
+        return _BY_CUFILE if copier.__name__ == _CUFILE_COPIER else _BY_HOST
 
 
 class RunaiGpu(OnDevice):
@@ -172,15 +195,15 @@ class KvikioGpu(InPlace):
     @classmethod
     def unavailable(cls, settings: Settings) -> str | None:
         """Return why it can't be compared here, or None."""
-        return Kvikio.unavailable(settings) or super().unavailable(settings)
+        return no_kvikio() or super().unavailable(settings)
 
-    def setup(self, directory: str) -> str | None:
+    def setup(self, directory: str) -> str:
         """Bring the device up, and say whether cuFile is used."""
         super().setup(directory)
         from kvikio import defaults
 
-        through_host = defaults.is_compat_mode_preferred()
-        return "by way of the host" if through_host else "by cuFile, which may go there too"
+        way = _BY_HOST if defaults.is_compat_mode_preferred() else _BY_CUFILE
+        return f"{way}; {kvikio_threads()}"
 
     def store(self, path: str) -> None:
         """Write all tensors."""
@@ -188,7 +211,7 @@ class KvikioGpu(InPlace):
 
         with kvikio.CuFile(path, "w") as file:
             for tensor, offset in self._placed(self._there):
-                file.write(tensor, file_offset=offset)
+                moved(file.write(tensor, file_offset=offset), tensor, path)
         sync(path)
 
     def load(self, path: str) -> list[Any]:
@@ -197,7 +220,7 @@ class KvikioGpu(InPlace):
 
         with kvikio.CuFile(path, "r") as file:
             for tensor, offset in self._placed(self._target):
-                file.read(tensor, file_offset=offset)
+                moved(file.read(tensor, file_offset=offset), tensor, path)
         return self._loaded(self._target)
 
     def _placed(self, state: dict[str, Any]) -> list[tuple[Any, int]]:
@@ -321,7 +344,10 @@ class GdsHandle(_Whole):
         super().setup(directory)
         from deepspeed.ops.op_builder import GDSBuilder
 
-        self._handle = GDSBuilder().load(verbose=False).gds_handle(*HANDLE)
+        operator = GDSBuilder().load(verbose=False)
+        # It leaves a local_cufile.json where the process is.
+        with tempfile.TemporaryDirectory(dir=directory) as path, _working_in(path):
+            self._handle = operator.gds_handle(*HANDLE)
         return "its own registered memory; the host where cuFile is in compatibility mode"
 
     def clear(self) -> None:
@@ -350,3 +376,15 @@ class GdsHandle(_Whole):
         if self._block is not None:
             self._handle.free_pinned_device_tensor(self._block)
         super().release()
+
+
+@contextlib.contextmanager
+def _working_in(path: str) -> Iterator[None]:
+    """Have a working directory for a while."""
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(path)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FastSafetensors", "InstantTensor", "RunaiStreamer"]
 
+_DEVICE = "cuda:0"
+"""Where InstantTensor loads to: it takes no device without a number."""
+
 
 class FastSafetensors(StateDict):
     """``fastsafetensors``, without GPUDirect Storage."""
@@ -69,11 +72,11 @@ class InstantTensor(StateDict):
     @classmethod
     def unavailable(cls, settings: Settings) -> str | None:
         """Return why it can't be compared here, or None."""
-        return super().unavailable(settings) or no_device("cuda:0")
+        return super().unavailable(settings) or no_device(_DEVICE)
 
     def load(self, path: str) -> list[Bytes]:
         """Load all tensors to the GPU, and copy them from there."""
         from instanttensor import safe_open
 
-        with safe_open(path, framework="pt", device="cuda") as file:
+        with safe_open(path, framework="pt", device=_DEVICE) as file:
             return self._bytes({name: tensor.cpu() for name, tensor in file.tensors()})

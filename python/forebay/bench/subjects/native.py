@@ -12,13 +12,14 @@ from forebay.bench.subjects.subject import Settings, Subject, missing, pieces_of
 if TYPE_CHECKING:
     from forebay.bench.tensor import Bytes
 
-__all__ = ["HANDLE", "DeepNvme", "Kvikio"]
+__all__ = ["HANDLE", "DeepNvme", "Kvikio", "kvikio_threads", "moved", "no_kvikio"]
 
 _BLOCK_BYTES = 1 << 20
 _QUEUE_DEPTH = 32
 _PARALLELISM = 2
 HANDLE = (_BLOCK_BYTES, _QUEUE_DEPTH, False, True, _PARALLELISM)
 """Arguments of DeepNVMe's handles: block, depth, single submission, overlapping, threads."""
+_DRIVER = "libcuda.so.1"
 _OPERATORS = ("pin_memory", "async_io")
 """The second takes symbols of the first."""
 
@@ -139,11 +140,20 @@ class Kvikio(Subject):
     @classmethod
     def unavailable(cls, settings: Settings) -> str | None:  # noqa: ARG003 (there are none)
         """Return why it can't be compared here, or None."""
-        if missing("kvikio"):
-            return "not installed (pip install kvikio-cu12)"
+        if reason := no_kvikio():
+            return reason
         import kvikio  # noqa: F401
 
+        try:
+            # It looks for the driver at the first transfer, of host memory too.
+            ctypes.CDLL(_DRIVER)
+        except OSError as error:
+            return f"needs the NVIDIA driver, for host memory too: {error}"
         return None
+
+    def setup(self, directory: str) -> str:  # noqa: ARG002 (the same everywhere)
+        """Return how many threads it has."""
+        return kvikio_threads()
 
     def store(self, path: str) -> None:
         """Write all tensors."""
@@ -152,7 +162,7 @@ class Kvikio(Subject):
         with kvikio.CuFile(path, "w") as file:
             offset = 0
             for tensor in self._tensors:
-                file.write(tensor.data, file_offset=offset)
+                moved(file.write(tensor.data, file_offset=offset), tensor.data, path)
                 offset += tensor.data.nbytes
         sync(path)
 
@@ -172,10 +182,30 @@ class Kvikio(Subject):
         arrays, offset = self._arrays or [], 0
         with kvikio.CuFile(path, "r") as file:
             for array in arrays:
-                file.read(array, file_offset=offset)
+                moved(file.read(array, file_offset=offset), array, path)
                 offset += array.nbytes
         return arrays
 
     def release(self) -> None:
         """Let go of the arrays."""
         self._arrays = None
+
+
+def no_kvikio() -> str | None:
+    """Return how to get kvikio, whose package has a name for each CUDA, or None if it is here."""
+    absent = missing("kvikio") is not None
+    return "not installed (pip install kvikio-cu13, or kvikio-cu12)" if absent else None
+
+
+def kvikio_threads() -> str:
+    """Return how many threads kvikio has, in words: one, unless its environment says otherwise."""
+    from kvikio import defaults
+
+    return f"KVIKIO_NTHREADS={defaults.get('num_threads')}"
+
+
+def moved(count: int, array: Any, path: str) -> None:
+    """Raise where kvikio moved fewer bytes than an array has, which it says by a number only."""
+    if count != array.nbytes:
+        message = f"kvikio moved {count} of {array.nbytes} bytes of {path}"
+        raise OSError(message)

@@ -35,9 +35,14 @@ class OnDevice(StateDict):
         return super().unavailable(settings) or no_device(settings.device)
 
     def setup(self, directory: str) -> str | None:  # noqa: ARG002 (the same everywhere)
-        """Bring the device up, which is no part of a store or a load."""
+        """Bring the device up, which is no part of a store or a load, and make it the current one.
+
+        InstantTensor waits for the current device only, and DeepNVMe allocates on it.
+        """
         import torch
 
+        if torch.device(self._device).type == "cuda":
+            torch.cuda.set_device(self._device)
         torch.zeros(1, device=self._device)
         settled(self._device)
         return None

@@ -93,10 +93,14 @@ class Subject:
 
     def version(self) -> str | None:
         """Return its version, where it has one."""
-        try:
-            return version(self.package) if self.package else None
-        except PackageNotFoundError:
+        if self.package is None:
             return None
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            # A package may be called otherwise than its module, such as kvikio-cu13.
+            module = import_module(self.package.replace("-", "_"))
+            return getattr(module, "__version__", None)
 
     def setup(self, directory: str) -> str | None:
         """Get ready, and return how the bytes are going to be moved, in words."""
