@@ -10,7 +10,9 @@ A :class:`FileStream` collects bytes in pinned memory and stores one buffer whil
 filled, so its memory is fixed. A failed store is kept and raised by :meth:`FileStream.flush` and
 :meth:`FileStream.finish`, not by ``write``: between a writer and its caller there may be code, such
 as torch's, that would put another error in its place. A ``write`` that is interrupted counts as
-failed: part of its bytes may be missing, so the file is never put in its place.
+failed: part of its bytes may be missing, so the file is never put in its place. What is kept of a
+failure has no traceback: its frames would hold the stream, and objects of torch's that the garbage
+collector can't look into, so that neither would ever go.
 
 Threads take turns, each with all of its bytes. The stream belongs to the process that made it: one
 forked from that can only drop it.
@@ -19,6 +21,7 @@ forked from that can only drop it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import fcntl
 import os
@@ -149,10 +152,8 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def _interrupted(error: BaseException) -> ForebayError:
-    text = f"a write was broken off ({type(error).__name__}): bytes may be missing, write it anew"
-    failure = ForebayError(text)
-    failure.__cause__ = error
-    return failure
+    kind = type(error).__name__
+    return ForebayError(f"a write was broken off ({kind}): bytes may be missing, write it anew")
 
 
 class FileStream:
@@ -181,6 +182,7 @@ class FileStream:
         self._filled = 0
         self._stored = 0
         self._failure: ForebayError | None = None
+        self.interruption: type[BaseException] | None = None
         # Reentrant: a signal's handler may close what it has interrupted.
         self._lock = threading.RLock()
         self.closed = False
@@ -198,6 +200,7 @@ class FileStream:
             try:
                 self._take(source)
             except BaseException as error:
+                self.interruption = type(error)
                 self._fail(_interrupted(error))
                 raise
         return len(source)
@@ -257,8 +260,8 @@ class FileStream:
 
     @property
     def failure(self) -> ForebayError | None:
-        """What went wrong first, if anything did."""
-        return self._failure
+        """What went wrong first, if anything did: a copy, which can be raised."""
+        return copy.copy(self._failure)
 
     def _check_process(self) -> None:
         if os.getpid() != self.process:
@@ -292,9 +295,10 @@ class FileStream:
         self._operations[index] = None
 
     def _fail(self, error: ForebayError) -> None:
-        error.filename = self._staged.path
-        self._failure = self._failure or error
+        if self._failure is None:
+            self._failure = copy.copy(error)
+            self._failure.filename = self._staged.path
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise copy.copy(self._failure)

@@ -220,6 +220,8 @@ def test_a_full_disk_is_an_error_with_its_path_and_keeps_what_was_there(
                 call(2, {"x": np.zeros(4 << 20)})
             assert caught.value.errno == errno.ENOSPC
             assert str(directory) in caught.value.filename
+            assert caught.value.wanted >= 32 << 20
+            assert "free some space" in str(caught.value)
             assert leftovers(directory) == []
             assert checkpointer.steps() == [1]
         assert checkpointer.load()["x"].sum() == 1 << 20

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
+import gc
 import os
 import re
 import signal
 import stat
 import threading
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -444,6 +447,46 @@ def test_a_write_that_was_interrupted_never_becomes_the_file(
         writer.write(pattern(10_000))
     assert path.read_bytes() == b"old"
     assert names_in(path.parent) == [path.name]
+
+
+def test_an_interrupt_of_torch_is_told_as_itself(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupted_writer(path, monkeypatch) as writer:
+        torch.save(state(), writer)
+    assert names_in(path.parent) == []
+
+
+@pytest.mark.parametrize("within_block", [False, True])
+def test_a_save_that_failed_holds_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, within_block: bool
+) -> None:
+    weights = torch.ones(100_000)
+    writer = interrupted_writer(path, monkeypatch)
+    held = [weakref.ref(writer), weakref.ref(weights)]
+    with contextlib.suppress(KeyboardInterrupt, RuntimeError), contextlib.ExitStack() as block:
+        if within_block:
+            block.enter_context(writer)
+        torch.save({"weights": weights}, writer)
+    del weights, block
+    with contextlib.nullcontext() if within_block else pytest.warns(forebay.ForebayWarning):
+        del writer
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+    assert names_in(path.parent) == []
+
+
+def test_a_full_disk_under_torch_holds_nothing(small_ext4: Path) -> None:
+    weights = torch.zeros(16 << 20, dtype=torch.uint8)
+    writer = forebay.FastFileWriter(small_ext4 / "state.pt", config_with(1 << 20))
+    held = [weakref.ref(writer), weakref.ref(weights)]
+    with contextlib.suppress(OSError, RuntimeError):
+        torch.save({"weights": weights}, writer)
+    del weights
+    with pytest.warns(forebay.ForebayWarning):
+        del writer
+    assert [reference() for reference in held] == [None, None]
+    assert names_in(small_ext4) == ["lost+found"]
 
 
 def test_a_path_that_has_become_a_pipe_is_not_replaced(path: Path) -> None:

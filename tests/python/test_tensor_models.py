@@ -248,6 +248,20 @@ def test_tensors_without_memory_of_their_own_are_copied_to_or_refused(tmp_path: 
     assert distributed.inner.tolist() == [0] * 8
 
 
+def test_tensors_without_memory_of_their_own_are_refused_by_their_names(tmp_path: Path) -> None:
+    model = torch.nn.Module()
+    model.register_buffer("whole", Wrapper(torch.ones(3)))
+    tensors = {"a": torch.ones(1), "whole": Wrapper(torch.ones(3))}
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(InvalidInputError, match=r"'whole' \(Wrapper\).*to_local"):
+        OURS.save_file(tensors, path)
+    with pytest.raises(InvalidInputError, match=r"'whole' \(Wrapper\).*to_local"):
+        OURS.save(tensors)
+    with pytest.raises(InvalidInputError, match=r"'whole' \(Wrapper\).*to_local"):
+        OURS.save_model(model, path)
+    assert not path.exists()
+
+
 def test_a_type_that_files_lack_is_converted_to(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     OURS.save_file({"a": torch.arange(4).to(torch.complex64)}, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import re
 import signal
 import threading
 import time
@@ -94,6 +95,12 @@ def test_a_consumer_that_holds_everything_gets_an_error_and_can_go_on(file: Path
         with pytest.raises(WaitTimeoutError, match="budget") as caught:
             hold(stream, held)
         assert isinstance(caught.value, TimeoutError)
+        pattern = r"needs (\d+) bytes, and (\d+) of the budget of (\d+) .* (\d+) are for transfers"
+        numbers = re.search(pattern, str(caught.value))
+        assert numbers is not None
+        needed, in_use, budget, for_transfers = map(int, numbers.groups())
+        assert budget == 24 << 20
+        assert needed + in_use + for_transfers > budget
         assert held
         for name, found in held:
             assert_identical(found, tensor(int(name)))

@@ -9,6 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -90,20 +92,22 @@ impl Error {
         }))
     }
 
-    /// The failure of a system call, by its `errno`; `message` says what was being done.
+    /// The failure of a system call, by its `errno`; `message` says what was being done. Where there
+    /// is no room, what can be done is said as well.
     pub fn from_os(code: i32, message: impl Into<String>) -> Self {
         let mut error = Self::new(ErrorKind::Os, message);
         error.0.os_code = Some(code);
+        error.0.hint = room_hint(code).map(str::to_owned);
         error
     }
 
     /// The failure of the system call that an [`io::Error`] reports.
     pub fn from_io(source: io::Error, message: impl Into<String>) -> Self {
-        let mut error = Self::new(ErrorKind::Os, message);
-        error.0.os_code = source.raw_os_error();
-        if error.0.os_code.is_none() {
-            error.0.source = Some(Arc::new(source));
+        if let Some(code) = source.raw_os_error() {
+            return Self::from_os(code, message);
         }
+        let mut error = Self::new(ErrorKind::Os, message);
+        error.0.source = Some(Arc::new(source));
         error
     }
 
@@ -224,6 +228,16 @@ impl Error {
     }
 }
 
+/// What can be done about a lack of room, wherever it is met.
+fn room_hint(code: i32) -> Option<&'static str> {
+    match Errno::from_raw_os_error(code) {
+        Errno::NOSPC => Some("free some space, or store to another file system"),
+        Errno::DQUOT => Some("the disk quota is used up"),
+        Errno::FBIG => Some("see `ulimit -f` and the limits of the file system"),
+        _ => None,
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
@@ -242,6 +256,8 @@ impl fmt::Display for Error {
         }
         if let Some(code) = inner.os_code {
             write!(f, ": {}", io::Error::from_raw_os_error(code))?;
+        } else if let Some(source) = &inner.source {
+            write!(f, ": {source}")?;
         }
         if let Some(DeviceCode { library, code, name }) = &inner.device_code {
             let space = if name.is_empty() { "" } else { " " };
@@ -291,9 +307,26 @@ mod tests {
     }
 
     #[test]
+    fn whatever_meets_a_full_drive_says_what_to_do() {
+        let tip = "; free some space, or store to another file system";
+        let source = io::Error::from_raw_os_error(28);
+        for error in [Error::from_os(28, "cannot make"), Error::from_io(source, "cannot make")] {
+            assert!(error.to_string().ends_with(tip), "{error}");
+            assert!(error.hint("wait").to_string().ends_with("; wait"));
+        }
+    }
+
+    #[test]
+    fn a_cause_without_a_code_is_in_the_text() {
+        let source = io::Error::new(io::ErrorKind::WriteZero, "nothing was taken");
+        let error = Error::from_io(source, "cannot write").path("/a");
+        assert_eq!(error.to_string(), "cannot write /a: nothing was taken");
+    }
+
+    #[test]
     fn what_a_failure_was_part_of_comes_before_it() {
-        let error = Error::from_os(28, "cannot write").path("/a").within("step 7 wasn't saved");
-        let text = "step 7 wasn't saved: cannot write /a: No space left on device (os error 28)";
+        let error = Error::from_os(5, "cannot write").path("/a").within("step 7 wasn't saved");
+        let text = "step 7 wasn't saved: cannot write /a: Input/output error (os error 5)";
         assert_eq!(error.to_string(), text);
     }
 

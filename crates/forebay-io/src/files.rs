@@ -660,18 +660,9 @@ pub fn reserve(file: &File, length: u64) -> Result<()> {
             answer => break answer,
         }
     };
-    reserved.map_err(|code| explain_room(code, "cannot reserve space for").bytes(length, 0))
-}
-
-/// The failure of a call that takes room, with what can be done.
-pub(crate) fn explain_room(code: Errno, what: &str) -> Error {
-    let error = Error::from_os(code.raw_os_error(), what);
-    match code {
-        Errno::NOSPC => error.hint("free some space, or store to another file system"),
-        Errno::DQUOT => error.hint("the disk quota is used up"),
-        Errno::FBIG => error.hint("see `ulimit -f` and the limits of the file system"),
-        _ => error,
-    }
+    reserved.map_err(|code| {
+        Error::from_os(code.raw_os_error(), "cannot reserve space for").bytes(length, 0)
+    })
 }
 
 /// What direct I/O asks of a file.

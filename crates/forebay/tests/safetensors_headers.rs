@@ -315,3 +315,11 @@ fn what_is_no_file_is_refused() {
     let error = Header::read(directory.path().join("gone")).unwrap_err();
     assert_eq!(error.os_code(), Some(2));
 }
+
+#[test]
+fn a_file_that_ends_before_its_size_says_is_short() {
+    // Files of sysfs say that they have a page, and have a line.
+    let error = Header::read("/sys/devices/system/cpu/possible").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ShortFile, "{error}");
+    assert!(error.to_string().contains("/sys/devices/system/cpu/possible"), "{error}");
+}

@@ -187,12 +187,16 @@ class FastFileWriter:
         if kind is None:
             self.close()
             return
-        failure = self._stream.failure
         self._finalizer.detach()
         self._stream.discard()
-        # An interrupt of a write is told as itself, not as what it did to the file.
-        if failure is not None and value not in {failure, failure.__cause__}:
-            raise failure from value
+        # An interrupt of a write is told as itself, not as what it did to the file, nor as what
+        # torch made of it.
+        failure = self._stream.failure
+        if failure is None or kind in {type(failure), self._stream.interruption}:
+            return
+        if self._stream.interruption is KeyboardInterrupt:
+            raise KeyboardInterrupt from value
+        raise failure from value
 
 
 def _drop(stream: FileStream, path: str) -> None:

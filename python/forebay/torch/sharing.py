@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -66,8 +68,15 @@ def _groups(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
         if tensor.device.type == "meta":
             continue
         storage = tensor.untyped_storage()
-        if storage.data_ptr() and storage.nbytes():
-            key = (tensor.device, storage.data_ptr(), storage.nbytes())
+        try:
+            address = storage.data_ptr()
+        except RuntimeError as error:
+            raise InvalidInputError(
+                f"{name!r} ({type(tensor).__name__}) has no memory of its own: save what it is "
+                "made of, such as the .to_local() of a distributed tensor"
+            ) from error
+        if address and storage.nbytes():
+            key = (tensor.device, address, storage.nbytes())
             storages.setdefault(key, []).append(name)
     found: list[set[str]] = []
     for names in storages.values():

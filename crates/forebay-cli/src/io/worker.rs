@@ -81,8 +81,8 @@ fn failed(error: &Error) -> Reply {
     let os = error.os_code();
     let is = |codes: [i32; 3]| os.is_some_and(|code| codes.contains(&code));
     let (exit, text) = if is(FULL) {
-        let text = format!("the drive is full: {error}");
-        (Exit::Environment, format!("{text}; free some space, or pass a smaller --io-size"))
+        let error = error.clone().hint("free some space, or pass a smaller --io-size");
+        (Exit::Environment, format!("the drive is full: {error}"))
     } else if is(REFUSED) {
         (Exit::Environment, format!("{error}; pass another --dir"))
     } else {

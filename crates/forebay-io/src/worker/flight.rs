@@ -9,7 +9,7 @@ use crate::device::gds::DeviceRange;
 use crate::engine::gds::error_of;
 use crate::engine::{Command, EngineKind, Transfer};
 use crate::error::{Error, ErrorKind};
-use crate::files::{TensorFile, explain_room};
+use crate::files::TensorFile;
 use crate::operation::{Unit, Work};
 use crate::plan::{Block, Direction, Route, Span};
 
@@ -248,7 +248,7 @@ impl Flight {
     }
 
     fn os_error(&self, code: Errno) -> Error {
-        self.placed(explain_room(code, self.what()))
+        self.placed(Error::from_os(code.raw_os_error(), self.what()))
     }
 
     /// An error with the place at which it happened.

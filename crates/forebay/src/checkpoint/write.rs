@@ -68,9 +68,10 @@ impl Write<'_> {
         self.write_small(STATE_FILE, self.state)?;
         for (index, shard) in self.shards.iter().enumerate() {
             let path = self.shard_path(index);
-            self.storage
-                .create_file(&path, shard.bytes())
-                .map_err(|error| Error::from_io(error, "cannot make").path(&path))?;
+            let bytes = shard.bytes();
+            self.storage.create_file(&path, bytes).map_err(|error| {
+                Error::from_io(error, "cannot make").path(&path).bytes(bytes, 0)
+            })?;
         }
         Ok(())
     }

@@ -94,7 +94,14 @@ impl Header {
     ///
     /// As for [`Self::read`].
     pub fn read_from(file: &File) -> Result<Self> {
-        let failed = |error: io::Error| Error::from_io(error, "cannot read the header of");
+        let failed = |error: io::Error| match error.kind() {
+            // The size said otherwise a moment ago.
+            io::ErrorKind::UnexpectedEof => {
+                let text = "the file ended before its header did:";
+                Error::new(ErrorKind::ShortFile, text).hint("is it being written to?")
+            }
+            _ => Error::from_io(error, "cannot read the header of"),
+        };
         let file_bytes = file.metadata().map_err(failed)?.len();
         let mut length = [0; LENGTH_BYTES];
         if file_bytes >= LENGTH_BYTES as u64 {

@@ -268,15 +268,18 @@ impl Stream {
     }
 
     fn no_room(&self, plan: &LoadPlan) -> Error {
-        let held = self.pool.stats().used_bytes;
+        let stats = self.pool.stats();
+        let held = stats.used_bytes;
+        let room = stats.budget_bytes.map_or(u64::MAX, |bytes| bytes as u64);
         let next = plan.tensors().first().map(|placed| self.opened.tensor(placed.place));
         let text = format!(
             "the next tensor, {:?}, needs {} bytes, and {held} of the budget of {} bytes are held by \
-             tensors that are still alive after {:?}",
+             tensors that are still alive after {:?}, {} are for transfers",
             next.map_or("", |info| info.name.as_str()),
             plan.region_bytes(),
             self.options.budget_bytes,
-            self.options.timeout
+            self.options.timeout,
+            self.options.budget_bytes.saturating_sub(room)
         );
         Error::new(ErrorKind::TimedOut, text)
             .hint("drop tensors of the stream, or raise its budget")
