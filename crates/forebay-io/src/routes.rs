@@ -236,7 +236,7 @@ impl Routes {
             return Err(host(unsupported(reason), true));
         }
         let devices = self.devices().map_err(|error| host(error, true))?;
-        let storage = self.storage(&devices, file);
+        let storage = self.storage(&devices, file).map_err(|error| host(error, true))?;
         // A file that is on nothing cuFile could reach is no reason to load it.
         let driver = match storage {
             Ok(_) => devices.gds().map_err(|error| host(error, true)).map(Some)?,
@@ -260,11 +260,17 @@ impl Routes {
         }
     }
 
-    /// What a file is on, looked up once for each mount.
-    fn storage(&self, devices: &Devices, file: &TensorFile) -> Result<Storage, String> {
+    /// What a file is on, looked up once for each mount. What couldn't be looked at for lack of
+    /// something isn't remembered.
+    fn storage(&self, devices: &Devices, file: &TensorFile) -> Result<Result<Storage, String>> {
         let place = file.whereabouts_of_storage();
         let mut storages = self.storages.lock().unwrap_or_else(PoisonError::into_inner);
-        storages.entry(place).or_insert_with(|| storage_of(devices.facts_root(), place)).clone()
+        if let Some(known) = storages.get(&place) {
+            return Ok(known.clone());
+        }
+        let found = storage_of(devices.facts_root(), place)?;
+        storages.insert(place, found.clone());
+        Ok(found)
     }
 
     /// Whether all that a load wants is in the page cache, from where it comes sooner.

@@ -70,6 +70,12 @@ pub(crate) fn read_cached(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) 
     preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT).ok()
 }
 
+/// Whether an `errno` says that the process or the system has run out of something: at another
+/// moment the same call may do.
+pub(crate) fn is_shortage(code: i32) -> bool {
+    matches!(code, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
+}
+
 /// Duplicates a descriptor that is only known by its number; `EBADF` if it isn't open.
 pub(crate) fn duplicate(number: std::os::fd::RawFd) -> Result<OwnedFd, rustix::io::Errno> {
     // SAFETY: the number is borrowed for one system call, which checks it; -1 was excluded by the
