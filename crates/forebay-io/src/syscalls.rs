@@ -67,6 +67,8 @@ pub(crate) fn page_bytes() -> u64 {
 /// Returns the bytes read, or `None` if nothing could be had at once.
 pub(crate) fn read_cached(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> Option<usize> {
     use rustix::io::{IoSliceMut, ReadWriteFlags, preadv2};
+    // To the kernel, an offset of all ones is the descriptor's own position.
+    i64::try_from(offset).ok()?;
     preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT).ok()
 }
 

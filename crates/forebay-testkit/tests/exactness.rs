@@ -365,6 +365,21 @@ fn a_file_shorter_than_the_tensor_is_refused_with_both_sizes() {
 }
 
 #[test]
+fn an_offset_that_no_file_has_is_refused_whether_the_file_is_cached_or_not() {
+    let directory = directory();
+    let path = directory.path().join("w.bin");
+    std::fs::write(&path, pattern(1, 100)).unwrap();
+    let handle = Handle::new(Options::default()).unwrap();
+    for offset in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1] {
+        for length in [1, 100] {
+            let error = handle.load(&path, offset, &mut vec![0; length]).unwrap_err();
+            let kind = error.kind();
+            assert!(matches!(kind, ErrorKind::InvalidInput | ErrorKind::ShortFile), "{error}");
+        }
+    }
+}
+
+#[test]
 fn one_operation_may_be_longer_than_the_kernel_moves_in_a_call() {
     const LENGTH: usize = (2 << 30) + (1 << 20) + 100;
     const STEP: usize = 4093;
