@@ -144,21 +144,25 @@ impl Routes {
         if self.route != DeviceRoute::Gds {
             return Ok(());
         }
-        let found = self.gap().map_or_else(
-            || self.devices()?.gds().map(drop),
-            |gap| Err(Error::new(ErrorKind::Unsupported, gap)),
-        );
+        let found = self.gap().and_then(|gap| match gap {
+            None => self.devices()?.gds().map(drop),
+            Some(gap) => Err(Error::new(ErrorKind::Unsupported, gap)),
+        });
         found.map_err(|error| {
             error.within("there is no GPUDirect Storage here").hint_if_none(WITHOUT)
         })
     }
 
-    fn gap(&self) -> Option<String> {
-        let root = || match &self.devices {
+    /// What the platform lacks, looked up once, but for moments at which that can't be told.
+    fn gap(&self) -> Result<Option<String>> {
+        if let Some(gap) = self.gap.get() {
+            return Ok(gap.clone());
+        }
+        let gap = platform_gap(&match &self.devices {
             Some(devices) => devices.facts_root().to_path_buf(),
             None => Devices::root(),
-        };
-        self.gap.get_or_init(|| platform_gap(&root())).clone()
+        })?;
+        Ok(self.gap.get_or_init(|| gap).clone())
     }
 
     /// Finds the way of each file's device memory, of which there are these parts as they are
@@ -225,7 +229,7 @@ impl Routes {
         if self.route == DeviceRoute::Host {
             return Err(host(unsupported("device_route is \"host\""), false));
         }
-        if let Some(gap) = self.gap() {
+        if let Some(gap) = self.gap().map_err(|error| host(error, true))? {
             return Err(host(unsupported(&gap), false));
         }
         if wish.checksums {

@@ -272,7 +272,20 @@ fn with_descriptors_left<T>(count: usize, run: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_moment_without_descriptors_refuses_gds_for_that_moment_only() {
-    let rig = Rig::new("");
+    for (settings, has_module) in [("", true), ("gds=p2pdma", false)] {
+        let rig = Rig::new(settings);
+        if !has_module {
+            let root = rig.root.path();
+            std::fs::remove_dir(root.join("proc/driver/nvidia-fs")).unwrap();
+            std::fs::create_dir_all(root.join("etc")).unwrap();
+            let settings = "{ \"properties\": { \"use_pci_p2pdma\": true } }";
+            std::fs::write(root.join("etc/cufile.json"), settings).unwrap();
+        }
+        refused_for_a_moment(&rig);
+    }
+}
+
+fn refused_for_a_moment(rig: &Rig) {
     let stream = rig.standin.stream(0);
     let memory = rig.standin.allocate(0, LENGTH);
     let (path, bytes) = (rig.path("tensor"), pattern(2, LENGTH));
@@ -281,13 +294,23 @@ fn a_moment_without_descriptors_refuses_gds_for_that_moment_only() {
     assert_eq!(error.os_code(), Some(libc::EMFILE), "{error}");
     for route in [DeviceRoute::Auto, DeviceRoute::Gds] {
         let handle = rig.handle(route);
-        // Two are for the file; there is none to look at what it is stored on.
         let load = || rig.load(&handle, &path, stream, (memory, LENGTH));
-        let loaded = with_descriptors_left(2, load);
-        assert_eq!(handle.stats().bytes_gds, 0);
-        match (route, loaded) {
-            (DeviceRoute::Auto, loaded) => loaded.unwrap(),
-            (_, loaded) => assert_eq!(loaded.unwrap_err().os_code(), Some(libc::EMFILE)),
+        let checked = || {
+            let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
+            start(&handle, Request { checksums: true, ..request }).and_then(|it| it.wait())
+        };
+        // Two are for the file; there is none to look at the machine, nor, once that was looked at
+        // for what goes another way, at what the file is stored on.
+        for known in [false, true] {
+            if known {
+                assert_eq!(checked().is_ok(), route == DeviceRoute::Auto);
+            }
+            let loaded = with_descriptors_left(2, load);
+            assert_eq!(handle.stats().bytes_gds, 0);
+            match (route, loaded) {
+                (DeviceRoute::Auto, loaded) => loaded.unwrap(),
+                (_, loaded) => assert_eq!(loaded.unwrap_err().os_code(), Some(libc::EMFILE)),
+            }
         }
         load().unwrap();
         assert!(handle.stats().bytes_gds > 0, "{route:?}");
