@@ -360,17 +360,18 @@ impl TensorFile {
         self.exact_size.is_some()
     }
 
-    /// Cuts off what was longer before a whole-file store.
+    /// Cuts off what was longer before a whole-file store, and makes room where that ends with an
+    /// empty tensor behind all bytes.
     ///
     /// # Errors
     ///
     /// What the system says of `ftruncate(2)`.
     pub(crate) fn trim(&self) -> Result<()> {
-        let Some(exact) = self.exact_size.filter(|exact| *exact < self.current_size()) else {
+        let Some(exact) = self.exact_size.filter(|exact| *exact != self.current_size()) else {
             return Ok(());
         };
         rustix::fs::ftruncate(&self.buffered, exact)
-            .map_err(|code| self.os_error(code, "cannot shorten"))
+            .map_err(|code| self.os_error(code, "cannot set the size of"))
     }
 
     /// What messages call it: its path, or what [`name_of`] the caller's descriptor is.

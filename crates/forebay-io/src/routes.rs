@@ -144,21 +144,25 @@ impl Routes {
         if self.route != DeviceRoute::Gds {
             return Ok(());
         }
-        let found = self.gap().map_or_else(
-            || self.devices()?.gds().map(drop),
-            |gap| Err(Error::new(ErrorKind::Unsupported, gap)),
-        );
+        let found = self.gap().and_then(|gap| match gap {
+            None => self.devices()?.gds().map(drop),
+            Some(gap) => Err(Error::new(ErrorKind::Unsupported, gap)),
+        });
         found.map_err(|error| {
             error.within("there is no GPUDirect Storage here").hint_if_none(WITHOUT)
         })
     }
 
-    fn gap(&self) -> Option<String> {
-        let root = || match &self.devices {
+    /// What the platform lacks, looked up once, but for moments at which that can't be told.
+    fn gap(&self) -> Result<Option<String>> {
+        if let Some(gap) = self.gap.get() {
+            return Ok(gap.clone());
+        }
+        let gap = platform_gap(&match &self.devices {
             Some(devices) => devices.facts_root().to_path_buf(),
             None => Devices::root(),
-        };
-        self.gap.get_or_init(|| platform_gap(&root())).clone()
+        })?;
+        Ok(self.gap.get_or_init(|| gap).clone())
     }
 
     /// Finds the way of each file's device memory, of which there are these parts as they are
@@ -225,7 +229,7 @@ impl Routes {
         if self.route == DeviceRoute::Host {
             return Err(host(unsupported("device_route is \"host\""), false));
         }
-        if let Some(gap) = self.gap() {
+        if let Some(gap) = self.gap().map_err(|error| host(error, true))? {
             return Err(host(unsupported(&gap), false));
         }
         if wish.checksums {
@@ -236,7 +240,7 @@ impl Routes {
             return Err(host(unsupported(reason), true));
         }
         let devices = self.devices().map_err(|error| host(error, true))?;
-        let storage = self.storage(&devices, file);
+        let storage = self.storage(&devices, file).map_err(|error| host(error, true))?;
         // A file that is on nothing cuFile could reach is no reason to load it.
         let driver = match storage {
             Ok(_) => devices.gds().map_err(|error| host(error, true)).map(Some)?,
@@ -260,11 +264,17 @@ impl Routes {
         }
     }
 
-    /// What a file is on, looked up once for each mount.
-    fn storage(&self, devices: &Devices, file: &TensorFile) -> Result<Storage, String> {
+    /// What a file is on, looked up once for each mount. What couldn't be looked at for lack of
+    /// something isn't remembered.
+    fn storage(&self, devices: &Devices, file: &TensorFile) -> Result<Result<Storage, String>> {
         let place = file.whereabouts_of_storage();
         let mut storages = self.storages.lock().unwrap_or_else(PoisonError::into_inner);
-        storages.entry(place).or_insert_with(|| storage_of(devices.facts_root(), place)).clone()
+        if let Some(known) = storages.get(&place) {
+            return Ok(known.clone());
+        }
+        let found = storage_of(devices.facts_root(), place)?;
+        storages.insert(place, found.clone());
+        Ok(found)
     }
 
     /// Whether all that a load wants is in the page cache, from where it comes sooner.

@@ -67,7 +67,15 @@ pub(crate) fn page_bytes() -> u64 {
 /// Returns the bytes read, or `None` if nothing could be had at once.
 pub(crate) fn read_cached(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> Option<usize> {
     use rustix::io::{IoSliceMut, ReadWriteFlags, preadv2};
+    // To the kernel, an offset of all ones is the descriptor's own position.
+    i64::try_from(offset).ok()?;
     preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT).ok()
+}
+
+/// Whether an `errno` says that the process or the system has run out of something: at another
+/// moment the same call may do.
+pub(crate) fn is_shortage(code: i32) -> bool {
+    matches!(code, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
 }
 
 /// Duplicates a descriptor that is only known by its number; `EBADF` if it isn't open.

@@ -209,6 +209,21 @@ fn many_tensors_and_ranges_move_as_one_operation() {
     }
 }
 
+#[test]
+fn a_file_reaches_as_far_as_its_last_tensor_even_if_that_is_empty() {
+    let directory = directory();
+    let paths = [directory.path().join("w.bin")];
+    let handle = Handle::new(Options::default()).unwrap();
+    for old_length in [0, 100, 1000, 6000] {
+        std::fs::write(&paths[0], pattern(2, old_length)).unwrap();
+        let mut memory = [pattern(1, 1000), Vec::new()];
+        run_parts(&handle, Direction::Store, &paths, &[(0, 0), (0, 5000)], &mut memory);
+        let stored = read(&paths[0]);
+        assert_eq!(stored.len(), 5000, "over {old_length} bytes");
+        assert!(stored[..1000] == memory[0]);
+    }
+}
+
 #[expect(unsafe_code, reason = "vectored requests name memory by address")]
 fn run_parts(
     handle: &Handle,
@@ -347,6 +362,21 @@ fn a_file_shorter_than_the_tensor_is_refused_with_both_sizes() {
     let mut back = vec![0; 4000];
     handle.load(&path, 0, &mut back).unwrap();
     assert_eq!(back, vec![1; 4000]);
+}
+
+#[test]
+fn an_offset_that_no_file_has_is_refused_whether_the_file_is_cached_or_not() {
+    let directory = directory();
+    let path = directory.path().join("w.bin");
+    std::fs::write(&path, pattern(1, 100)).unwrap();
+    let handle = Handle::new(Options::default()).unwrap();
+    for offset in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1] {
+        for length in [1, 100] {
+            let error = handle.load(&path, offset, &mut vec![0; length]).unwrap_err();
+            let kind = error.kind();
+            assert!(matches!(kind, ErrorKind::InvalidInput | ErrorKind::ShortFile), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -83,6 +83,18 @@ impl EngineFactory for Alone {
     }
 }
 
+/// Engines that get no descriptor once they are built.
+#[derive(Debug)]
+struct OutOfDescriptors(EngineKind);
+
+impl EngineFactory for OutOfDescriptors {
+    fn build(&self, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+        let engine = self.0.build(options)?;
+        seccomp::deny(&[libc::SYS_eventfd2], libc::EMFILE).unwrap();
+        Ok(engine)
+    }
+}
+
 #[test]
 fn where_no_thread_can_be_started_the_workers_do_it_all() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -98,6 +110,23 @@ fn where_no_thread_can_be_started_the_workers_do_it_all() {
             let mut loaded = vec![0; bytes.len()];
             handle.load(path.as_path(), 0, &mut loaded).unwrap();
             assert!(loaded == bytes, "{kind:?} {direct:?}");
+            handle.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_engine_needs_no_descriptor_after_it_was_set_up() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("tensor");
+    for kind in EngineKind::ALL {
+        for iopoll in [false, true] {
+            let options = Options { direct: DirectMode::Never, iopoll, ..Options::default() };
+            let factory = Arc::new(OutOfDescriptors(kind));
+            let Ok(handle) = Handle::with_factory(options, factory) else { continue };
+            let bytes = pattern(4, 100_001);
+            handle.store(path.as_path(), &bytes).unwrap();
+            assert!(std::fs::read(&path).unwrap() == bytes, "{kind:?} {iopoll}");
             handle.close().unwrap();
         }
     }

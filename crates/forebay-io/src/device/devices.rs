@@ -15,6 +15,7 @@ use super::library::Search;
 use super::presence;
 use crate::error::Result;
 use crate::memory::process;
+use crate::syscalls::is_shortage;
 
 static GLOBAL: ArcSwapOption<Devices> = ArcSwapOption::const_empty();
 static SEARCH: ArcSwapOption<Search> = ArcSwapOption::const_empty();
@@ -30,6 +31,8 @@ pub struct Devices {
     search: Search,
     root: PathBuf,
     gds: OnceLock<Result<Arc<Gds>>>,
+    /// Held while cuFile is looked for.
+    looking: Mutex<()>,
 }
 
 impl Devices {
@@ -56,6 +59,7 @@ impl Devices {
             search: search.clone(),
             root: root.to_path_buf(),
             gds: OnceLock::new(),
+            looking: Mutex::default(),
         }))
     }
 
@@ -120,7 +124,18 @@ impl Devices {
             }
             Gds::load(&self.cuda, &search)
         };
-        self.gds.get_or_init(load).clone()
+        if let Some(found) = self.gds.get() {
+            return found.clone();
+        }
+        let _looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = self.gds.get() {
+            return found.clone();
+        }
+        match load() {
+            // It may be there at another moment.
+            Err(error) if error.os_code().is_some_and(is_shortage) => Err(error),
+            found => self.gds.get_or_init(|| found).clone(),
+        }
     }
 
     /// Where its `/proc`, `/sys` and `/etc` are.

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use libloading::Library;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::syscalls::is_shortage;
 
 /// What the loader says of a library that is nowhere.
 const NO_SUCH_FILE: &str = "No such file or directory";
@@ -52,8 +53,17 @@ pub(super) fn open(names: &[&str], search: &Search) -> Result<&'static Library> 
             }
         }
     }
+    if let Some(code) = shortage() {
+        return Err(Error::from_os(code, format!("cannot load {}", names[0])));
+    }
     let text = format!("{} is not here{refusals}", names[0]);
     Err(Error::new(ErrorKind::Unsupported, text))
+}
+
+/// What keeps files from being opened at the moment: the loader only has words for it.
+fn shortage() -> Option<i32> {
+    let opened = std::fs::File::open("/");
+    opened.err().and_then(|error| error.raw_os_error()).filter(|code| is_shortage(*code))
 }
 
 /// The first of `names` that is loaded already, looked for in the same places.

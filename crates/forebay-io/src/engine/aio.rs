@@ -1,8 +1,9 @@
 //! The Linux AIO engine: `io_submit(2)` and `io_getevents(2)` by raw system calls, no libaio.
 //!
 //! Only direct transfers go to the kernel's AIO: `io_submit` of a buffered one does the whole
-//! transfer before it returns. Those, and allocation, go to a [`ThreadsEngine`] that is built when
-//! the first of them comes.
+//! transfer before it returns. Those, and allocation, go to a [`ThreadsEngine`], whose threads are
+//! started when the first of them comes. Its descriptor is there from the beginning: that the
+//! process has run out of them later breaks nothing.
 //!
 //! # How a reap sleeps in one place
 //!
@@ -55,8 +56,8 @@ pub struct AioEngine {
     waiting: Waiting,
     /// Completions of transfers that the kernel refused at submission.
     refused: Vec<Completion>,
-    /// For buffered transfers and allocation; built by the first of them.
-    threads: Option<Box<ThreadsEngine>>,
+    /// For buffered transfers and allocation.
+    threads: ThreadsEngine,
     /// Scratch, so that submitting and reaping allocate nothing.
     blocks: Vec<ControlBlock>,
     events: Vec<Event>,
@@ -90,7 +91,7 @@ impl AioEngine {
         let mut wake = Poll::new(options.wake.as_raw_fd());
         match wake.arm(&engine.context) {
             Ok(()) => {
-                let threads = Poll::new(-1);
+                let threads = Poll::new(engine.threads.done_event().as_raw_fd());
                 engine.waiting = Waiting::Polls { wake, threads };
             }
             // Linux before 4.18, or an emulation of AIO that has no polls.
@@ -114,25 +115,10 @@ impl AioEngine {
             in_flight: 0,
             waiting: Waiting::Event(WakeEvent::new()?),
             refused: Vec::new(),
-            threads: None,
+            threads: ThreadsEngine::new(options)?,
             blocks: Vec::with_capacity(depth),
             events: vec![Event::default(); depth + POLL_COUNT],
         })
-    }
-
-    /// Hands `transfers` to threads; how many they took.
-    fn submit_to_threads(&mut self, transfers: &[Transfer]) -> Result<usize> {
-        let threads = if let Some(threads) = &mut self.threads {
-            threads
-        } else {
-            let threads = Box::new(ThreadsEngine::new(&self.options)?);
-            if let Waiting::Polls { threads: poll, .. } = &mut self.waiting {
-                *poll = Poll::new(threads.done_event().as_raw_fd());
-            }
-            self.threads.insert(threads)
-        };
-        // SAFETY: the caller's promise, passed on; drop waits for the threads too.
-        unsafe { threads.submit(transfers) }
     }
 
     /// Hands `transfers`, all of which AIO takes, to the kernel; how many were accepted.
@@ -177,9 +163,7 @@ impl AioEngine {
     /// Appends what is there without sleeping.
     fn take_ready(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
         completions.append(&mut self.refused);
-        if let Some(threads) = &mut self.threads {
-            threads.take_done(completions);
-        }
+        self.threads.take_done(completions);
         self.take_events(0, Some(Duration::ZERO), completions).map(drop)
     }
 
@@ -219,15 +203,13 @@ impl AioEngine {
 
     /// Sleeps until something happens; `true` if that was the wake event.
     fn sleep(&mut self, left: Option<Duration>, completions: &mut Vec<Completion>) -> Result<bool> {
-        let threads_ready = self.threads.as_mut().is_some_and(|threads| !threads.prepare_sleep());
+        let threads_ready = !self.threads.prepare_sleep();
         let left = if threads_ready { Some(Duration::ZERO) } else { left };
         let slept = match &self.waiting {
             Waiting::Polls { .. } => self.sleep_in_getevents(left, completions),
             Waiting::Event(_) => self.sleep_in_poll(left, completions),
         };
-        if let Some(threads) = &mut self.threads {
-            threads.finish_sleep(completions);
-        }
+        self.threads.finish_sleep(completions);
         slept
     }
 
@@ -240,7 +222,7 @@ impl AioEngine {
             return Ok(false);
         };
         let mut armed = wake.arm(&self.context).is_ok();
-        if self.threads.is_some() {
+        if self.threads.in_flight() > 0 {
             armed &= threads.arm(&self.context).is_ok();
         }
         let left = if armed {
@@ -260,7 +242,7 @@ impl AioEngine {
         let Waiting::Event(event) = &self.waiting else {
             return Ok(false);
         };
-        let done_event = self.threads.as_ref().map_or(event, |threads| threads.done_event());
+        let done_event = self.threads.done_event();
         let mut ready = [false; 3];
         poll_fds([event.as_fd(), self.options.wake.as_fd(), done_event.as_fd()], left, &mut ready)
             .map_err(|error| error.engine(EngineKind::Aio.name()))?;
@@ -268,10 +250,6 @@ impl AioEngine {
         event.consume();
         self.take_events(0, Some(Duration::ZERO), completions)?;
         Ok(ready[1] && self.options.wake.consume())
-    }
-
-    fn threads_in_flight(&self) -> usize {
-        self.threads.as_ref().map_or(0, |threads| threads.in_flight())
     }
 }
 
@@ -293,7 +271,7 @@ impl Engine for AioEngine {
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight + self.refused.len() + self.threads_in_flight()
+        self.in_flight + self.refused.len() + self.threads.in_flight()
     }
 
     unsafe fn submit(&mut self, transfers: &[Transfer]) -> Result<usize> {
@@ -307,7 +285,8 @@ impl Engine for AioEngine {
             let taken = if takes(&run[0]) {
                 self.submit_to_kernel(run)
             } else {
-                self.submit_to_threads(run)
+                // SAFETY: the caller's promise, passed on; drop waits for the threads too.
+                unsafe { self.threads.submit(run) }
             };
             match taken {
                 Ok(taken) => {

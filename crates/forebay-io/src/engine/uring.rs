@@ -53,7 +53,8 @@ pub struct UringEngine {
     buffers: Slots,
     files: Slots,
     wake_poll: WakePoll,
-    /// For what a ring with `iopoll` can't do; built by the first of it.
+    /// For what a ring with `iopoll` can't do; there from the beginning, so that it takes no
+    /// descriptor when the process may have run out of them.
     threads: Option<Box<ThreadsEngine>>,
 }
 
@@ -73,6 +74,7 @@ impl UringEngine {
     /// io_uring isn't there, is refused or is too old; the text has cause and cure.
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let (ring, mut features) = setup::build(options)?;
+        let threads = ring.params().is_setup_iopoll().then(|| ThreadsEngine::new(options));
         let room = (ring.params().sq_entries() as usize).saturating_sub(setup::ENTRIES_EXTRA);
         let depth = options.queue_depth.clamp(1, room.max(1));
         // Tables without entries came with Linux 5.19; before, there is no registration.
@@ -92,7 +94,7 @@ impl UringEngine {
             buffers: Slots::new(if buffers { BUFFER_SLOTS } else { 0 }),
             files: Slots::new(if files { FILE_SLOTS } else { 0 }),
             wake_poll: WakePoll::Idle,
-            threads: None,
+            threads: threads.transpose()?.map(Box::new),
         })
     }
 
@@ -107,10 +109,7 @@ impl UringEngine {
     }
 
     fn submit_to_threads(&mut self, transfer: Transfer) -> Result<bool> {
-        let threads = match &mut self.threads {
-            Some(threads) => threads,
-            None => self.threads.insert(Box::new(ThreadsEngine::new(&self.options)?)),
-        };
+        let Some(threads) = &mut self.threads else { return Ok(false) };
         // SAFETY: the caller's promise, passed on; drop waits for the threads too.
         Ok(unsafe { threads.submit(&[transfer]) }? == 1)
     }

@@ -254,6 +254,73 @@ fn where_no_thread_can_be_started_the_host_moves_the_bytes_or_an_error_says_why(
     rig.no_violations();
 }
 
+/// Runs something while the process can have no more than so many descriptors in addition.
+fn with_descriptors_left<T>(count: usize, run: impl FnOnce() -> T) -> T {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let null = || std::fs::File::open("/dev/null");
+    let before = getrlimit(Resource::Nofile);
+    let highest = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&null().unwrap())).unwrap();
+    let limit = Rlimit { current: Some(highest + 8), ..before };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut taken: Vec<_> = std::iter::from_fn(|| null().ok()).collect();
+    taken.truncate(taken.len() - count);
+    let result = run();
+    drop(taken);
+    setrlimit(Resource::Nofile, before).unwrap();
+    result
+}
+
+#[test]
+fn a_moment_without_descriptors_refuses_gds_for_that_moment_only() {
+    for (settings, has_module) in [("", true), ("gds=p2pdma", false)] {
+        let rig = Rig::new(settings);
+        if !has_module {
+            let root = rig.root.path();
+            std::fs::remove_dir(root.join("proc/driver/nvidia-fs")).unwrap();
+            std::fs::create_dir_all(root.join("etc")).unwrap();
+            let settings = "{ \"properties\": { \"use_pci_p2pdma\": true } }";
+            std::fs::write(root.join("etc/cufile.json"), settings).unwrap();
+        }
+        refused_for_a_moment(&rig);
+    }
+}
+
+fn refused_for_a_moment(rig: &Rig) {
+    let stream = rig.standin.stream(0);
+    let memory = rig.standin.allocate(0, LENGTH);
+    let (path, bytes) = (rig.path("tensor"), pattern(2, LENGTH));
+    std::fs::write(&path, &bytes).unwrap();
+    let error = with_descriptors_left(0, || rig.devices.gds()).unwrap_err();
+    assert_eq!(error.os_code(), Some(libc::EMFILE), "{error}");
+    for route in [DeviceRoute::Auto, DeviceRoute::Gds] {
+        let handle = rig.handle(route);
+        let load = || rig.load(&handle, &path, stream, (memory, LENGTH));
+        let checked = || {
+            let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
+            start(&handle, Request { checksums: true, ..request }).and_then(|it| it.wait())
+        };
+        // Two are for the file; there is none to look at the machine, nor, once that was looked at
+        // for what goes another way, at what the file is stored on.
+        for known in [false, true] {
+            if known {
+                assert_eq!(checked().is_ok(), route == DeviceRoute::Auto);
+            }
+            let loaded = with_descriptors_left(2, load);
+            assert_eq!(handle.stats().bytes_gds, 0);
+            match (route, loaded) {
+                (DeviceRoute::Auto, loaded) => loaded.unwrap(),
+                (_, loaded) => assert_eq!(loaded.unwrap_err().os_code(), Some(libc::EMFILE)),
+            }
+        }
+        load().unwrap();
+        assert!(handle.stats().bytes_gds > 0, "{route:?}");
+        assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+    }
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
 #[test]
 fn refused_blocks_that_are_in_the_page_cache_fit_into_staging_blocks() {
     let rig = Rig::new("delay_us=20");

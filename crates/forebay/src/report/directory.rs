@@ -119,8 +119,9 @@ pub(super) fn gather(path: &Path, engines: &[EngineKind]) -> DirectoryFacts {
 fn storage(location: &Location) -> StorageFacts {
     let Mount { device, number, .. } = location.mount;
     match storage_of(Path::new("/"), Whereabouts { device, mount: Some(number) }) {
-        Ok(kind) => StorageFacts { kind: Some(kind.name().to_owned()), obstacle: None },
-        Err(obstacle) => StorageFacts { kind: None, obstacle: Some(obstacle) },
+        Ok(Ok(kind)) => StorageFacts { kind: Some(kind.name().to_owned()), obstacle: None },
+        Ok(Err(obstacle)) => StorageFacts { kind: None, obstacle: Some(obstacle) },
+        Err(error) => StorageFacts { kind: None, obstacle: Some(error.to_string()) },
     }
 }
 

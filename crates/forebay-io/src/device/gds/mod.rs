@@ -19,7 +19,8 @@ pub use storage::{Storage, Whereabouts, storage_of};
 
 use super::{CuFile, Cuda, Devices, Search};
 use crate::config::cufile_settings;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::syscalls::is_shortage;
 
 /// cuFile in a process, and the device memory that it knows.
 #[derive(Debug)]
@@ -56,16 +57,31 @@ pub const MODULES_HIDDEN: &str = "/proc/modules can't be read, and cuFile would 
 
 /// Why no file of this machine can go by GPUDirect Storage, if that can be seen without loading
 /// anything: cuFile isn't to be loaded for nothing, as it starts threads and writes a log.
-pub fn platform_gap(root: &Path) -> Option<String> {
-    let settings = || std::fs::read_to_string(cufile_settings(root)).unwrap_or_default();
-    let text = if !root.join("proc/driver/nvidia-fs").is_dir() && !uses_p2pdma(&settings()) {
-        "the kernel module nvidia-fs isn't loaded, and cufile.json doesn't switch use_pci_p2pdma on"
-    } else if std::fs::File::open(root.join("proc/modules")).is_err() {
-        MODULES_HIDDEN
-    } else {
-        return None;
-    };
-    Some(text.to_owned())
+///
+/// # Errors
+///
+/// What the process or the system has run out of; the next call may know more.
+pub fn platform_gap(root: &Path) -> Result<Option<String>> {
+    if !root.join("proc/driver/nvidia-fs").is_dir() {
+        let settings = readable(std::fs::read_to_string(cufile_settings(root)))?;
+        if !uses_p2pdma(&settings.unwrap_or_default()) {
+            let text = "the kernel module nvidia-fs isn't loaded, and cufile.json doesn't switch \
+                        use_pci_p2pdma on";
+            return Ok(Some(text.to_owned()));
+        }
+    }
+    let modules = readable(std::fs::File::open(root.join("proc/modules")))?;
+    Ok(modules.is_none().then(|| MODULES_HIDDEN.to_owned()))
+}
+
+/// What was read or opened; `None` for what isn't there for this process.
+fn readable<T>(read: std::io::Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(error) if error.raw_os_error().is_some_and(is_shortage) => {
+            Err(Error::from_io(error, "cannot look at what cuFile needs"))
+        }
+        read => Ok(read.ok()),
+    }
 }
 
 /// Whether cuFile's settings, JSON with comments, switch the kernel's peer-to-peer transfers on.
@@ -84,7 +100,7 @@ pub fn missing() -> Vec<String> {
     if !root.join("proc/driver/nvidia").is_dir() {
         gaps.push("there is no NVIDIA driver here".to_owned());
     }
-    gaps.extend(platform_gap(&root));
+    gaps.extend(platform_gap(&root).unwrap_or_else(|error| Some(error.to_string())));
     if gaps.is_empty()
         && let Err(error) = Devices::global().and_then(|devices| devices.gds())
     {
@@ -103,17 +119,17 @@ mod tests {
         let root = root.path();
         std::fs::create_dir_all(root.join("proc")).unwrap();
         std::fs::write(root.join("proc/modules"), "").unwrap();
-        assert!(platform_gap(root).unwrap().contains("nvidia-fs isn't loaded"));
+        assert!(platform_gap(root).unwrap().unwrap().contains("nvidia-fs isn't loaded"));
         std::fs::create_dir_all(root.join("etc")).unwrap();
         let settings = root.join("etc/cufile.json");
         std::fs::write(&settings, "{ // \"use_pci_p2pdma\": true\n}").unwrap();
-        assert!(platform_gap(root).is_some());
+        assert!(platform_gap(root).unwrap().is_some());
         std::fs::write(&settings, "{ \"properties\": { \"use_pci_p2pdma\" : true } }").unwrap();
-        assert_eq!(platform_gap(root), None);
+        assert_eq!(platform_gap(root).unwrap(), None);
         std::fs::remove_file(settings).unwrap();
         std::fs::create_dir_all(root.join("proc/driver/nvidia-fs")).unwrap();
-        assert_eq!(platform_gap(root), None);
+        assert_eq!(platform_gap(root).unwrap(), None);
         std::fs::remove_file(root.join("proc/modules")).unwrap();
-        assert!(platform_gap(root).unwrap().contains("/proc/modules"));
+        assert!(platform_gap(root).unwrap().unwrap().contains("/proc/modules"));
     }
 }

@@ -3,9 +3,17 @@
 //!
 //! cuFile takes files of any file system and moves their bytes through the host's memory where it
 //! can't do better, without a word. So what it could do better with is found out here.
+//!
+//! # Invariants
+//!
+//! - What can't be read because the process or the system has run out of something is an error, and
+//!   no answer: a layer that wasn't seen could be one that changes bytes.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use crate::error::{Error, Result};
+use crate::syscalls::is_shortage;
 
 /// The most layers of devices on each other that are followed: md on dm on dm on partitions is 4.
 const LAYERS_MAX: usize = 8;
@@ -79,32 +87,75 @@ pub struct Whereabouts {
     pub mount: Option<u64>,
 }
 
+/// What keeps the kind of storage from being told.
+enum Obstacle {
+    /// It is none that cuFile reaches.
+    Kind(String),
+    /// Something has run out at the moment.
+    Shortage(io::Error),
+}
+
+impl Obstacle {
+    fn of(error: io::Error, what: &str) -> Self {
+        if error.raw_os_error().is_some_and(is_shortage) {
+            return Self::Shortage(error);
+        }
+        Self::Kind(format!("{what}: {error}"))
+    }
+}
+
+impl From<String> for Obstacle {
+    fn from(reason: String) -> Self {
+        Self::Kind(reason)
+    }
+}
+
+impl From<&str> for Obstacle {
+    fn from(reason: &str) -> Self {
+        Self::Kind(reason.to_owned())
+    }
+}
+
 /// The kind of storage of a file, or why it is none that cuFile reaches.
-pub fn storage_of(root: &Path, place: Whereabouts) -> Result<Storage, String> {
+///
+/// # Errors
+///
+/// What the process or the system has run out of; the next call may know more.
+pub fn storage_of(root: &Path, place: Whereabouts) -> Result<std::result::Result<Storage, String>> {
+    match look(root, place) {
+        Ok(storage) => Ok(Ok(storage)),
+        Err(Obstacle::Kind(reason)) => Ok(Err(reason)),
+        Err(Obstacle::Shortage(error)) => {
+            Err(Error::from_io(error, "cannot look at what the file is stored on"))
+        }
+    }
+}
+
+fn look(root: &Path, place: Whereabouts) -> Found {
     let Some(mount) = place.mount else { return drive(root, place.device) };
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo"))
-        .map_err(|error| format!("the mounts can't be read: {error}"))?;
+        .map_err(|error| Obstacle::of(error, "the mounts can't be read"))?;
     let Mounted { kind, options } =
         find(&mounts, mount, place.device).ok_or("its mount isn't in /proc/self/mountinfo")?;
     match kind {
         "ext4" | "xfs" => {
             let journals = |option: &str| matches!(option, "data=journal" | "data=writeback");
             if let Some(option) = options.iter().find(|option| journals(option)) {
-                return Err(format!(
-                    "{kind} is mounted with {option}, and must be with data=ordered"
-                ));
+                let text =
+                    format!("{kind} is mounted with {option}, and must be with data=ordered");
+                return Err(text.into());
             }
             drive(root, place.device)
         }
         "nfs" | "nfs4" if options.contains(&"proto=rdma") => Ok(Storage::Nfs),
-        "nfs" | "nfs4" => Err("NFS is mounted without proto=rdma".to_owned()),
+        "nfs" | "nfs4" => Err("NFS is mounted without proto=rdma".into()),
         "lustre" => Ok(Storage::Lustre),
         "wekafs" => Ok(Storage::WekaFs),
         "gpfs" => Ok(Storage::Gpfs),
         "beegfs" => Ok(Storage::BeeGfs),
         "scatefs" => Ok(Storage::ScateFs),
         "virtiofs" => Ok(Storage::VirtioFs),
-        other => Err(format!("{other} isn't a file system that cuFile reaches")),
+        other => Err(format!("{other} isn't a file system that cuFile reaches").into()),
     }
 }
 
@@ -129,52 +180,66 @@ fn find(mounts: &str, number: u64, (major, minor): (u32, u32)) -> Option<Mounted
     Some(Mounted { kind, options: of_mount.split(',').chain(of_system.split(',')).collect() })
 }
 
-fn drive(root: &Path, (major, minor): (u32, u32)) -> Result<Storage, String> {
+type Found = std::result::Result<Storage, Obstacle>;
+
+fn drive(root: &Path, (major, minor): (u32, u32)) -> Found {
     under(&root.join(format!("sys/dev/block/{major}:{minor}")), LAYERS_MAX)
 }
 
 /// The kind of the drives under a device.
-fn under(device: &Path, layers: usize) -> Result<Storage, String> {
+fn under(device: &Path, layers: usize) -> Found {
     let layers = layers.checked_sub(1).ok_or("its devices are stacked too high")?;
     let device = device
         .canonicalize()
-        .map_err(|error| format!("its device can't be looked at in /sys: {error}"))?;
+        .map_err(|error| Obstacle::of(error, "its device can't be looked at in /sys"))?;
     let name = device.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if device.join("partition").exists() {
         return under(&device.join(".."), layers);
     }
-    if let Some(reason) = layer_refusal(&device) {
-        return Err(format!("{name} {reason}"));
+    if let Some(reason) = layer_refusal(&device)? {
+        return Err(format!("{name} {reason}").into());
     }
     let mut kinds = Vec::new();
-    for member in members(&device) {
+    for member in members(&device)? {
         kinds.push(under(&member, layers)?);
     }
     match kinds.first() {
         Some(first) if kinds.iter().all(|kind| kind == first) => Ok(*first),
-        Some(_) => Err(format!("{name} is over drives of several kinds")),
+        Some(_) => Err(format!("{name} is over drives of several kinds").into()),
         None => of_name(&device, &name),
     }
 }
 
 /// Why what a layer does to the bytes takes the host's memory, if it does.
-fn layer_refusal(device: &Path) -> Option<String> {
-    let text = |name: &str| fs::read_to_string(device.join(name)).unwrap_or_default();
-    let level = text("md/level");
+fn layer_refusal(device: &Path) -> std::result::Result<Option<String>, Obstacle> {
+    let level = there(fs::read_to_string(device.join("md/level")))?.unwrap_or_default();
     if ["raid4", "raid5", "raid6"].contains(&level.trim()) {
-        return Some(format!("is {}, whose parity is computed by the processor", level.trim()));
+        let text = format!("is {}, whose parity is computed by the processor", level.trim());
+        return Ok(Some(text));
     }
-    text("dm/uuid").starts_with("CRYPT-").then(|| "is encrypted by the processor".to_owned())
+    let layer = there(fs::read_to_string(device.join("dm/uuid")))?.unwrap_or_default();
+    Ok(layer.starts_with("CRYPT-").then(|| "is encrypted by the processor".to_owned()))
 }
 
-fn members(device: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(device.join("slaves")).into_iter().flatten();
-    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+/// What was read; `None` for what isn't there for this process.
+fn there<T>(read: io::Result<T>) -> std::result::Result<Option<T>, Obstacle> {
+    match read {
+        Err(error) if error.raw_os_error().is_some_and(is_shortage) => {
+            Err(Obstacle::Shortage(error))
+        }
+        read => Ok(read.ok()),
+    }
 }
 
-fn of_name(device: &Path, name: &str) -> Result<Storage, String> {
+fn members(device: &Path) -> std::result::Result<Vec<PathBuf>, Obstacle> {
+    let entries = there(fs::read_dir(device.join("slaves")))?.into_iter().flatten();
+    Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+}
+
+fn of_name(device: &Path, name: &str) -> Found {
     if name.starts_with("nvme") {
-        let transport = fs::read_to_string(device.join("device/transport")).unwrap_or_default();
+        let transport = there(fs::read_to_string(device.join("device/transport")))?;
+        let transport = transport.unwrap_or_default();
         // A drive with several paths names none of them here; those in a machine are PCIe.
         return Ok(match transport.trim() {
             "" | "pcie" => Storage::Nvme,
@@ -184,7 +249,7 @@ fn of_name(device: &Path, name: &str) -> Result<Storage, String> {
     if name.starts_with("sd") {
         return Ok(Storage::Scsi);
     }
-    Err(format!("its drive {name} is neither NVMe nor SCSI"))
+    Err(format!("its drive {name} is neither NVMe nor SCSI").into())
 }
 
 #[cfg(test)]
@@ -216,8 +281,8 @@ mod tests {
         symlink(device, root.join("sys/dev/block").join(number)).unwrap();
     }
 
-    fn at(root: &Path, device: (u32, u32), mount: u64) -> Result<Storage, String> {
-        storage_of(root, Whereabouts { device, mount: Some(mount) })
+    fn at(root: &Path, device: (u32, u32), mount: u64) -> std::result::Result<Storage, String> {
+        storage_of(root, Whereabouts { device, mount: Some(mount) }).unwrap()
     }
 
     #[test]
@@ -229,7 +294,7 @@ mod tests {
         assert_eq!(at(root, (259, 2), 31), Ok(Storage::Nvme));
         assert_eq!(at(root, (259, 2), 999), Ok(Storage::Nvme), "found by the device's number");
         let itself = Whereabouts { device: (259, 2), mount: None };
-        assert_eq!(storage_of(root, itself), Ok(Storage::Nvme));
+        assert_eq!(storage_of(root, itself).unwrap(), Ok(Storage::Nvme));
         file(root, "sys/devices/pci0/nvme/nvme0/nvme0n1/device/transport", "tcp\n");
         assert_eq!(at(root, (259, 2), 31), Ok(Storage::NvmeOverFabrics));
     }
