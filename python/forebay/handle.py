@@ -315,7 +315,8 @@ class Handle(Closing):
             What to store where. Either all have an offset or none has.
         whole_file : bool, optional
             Whether each file then ends where its furthest array ends. By default, it does if the
-            items have no offsets, and keeps its other bytes if they have.
+            items have no offsets, and keeps its other bytes if they have. Bytes between arrays stay
+            as they were in the file, and are zero where it was shorter.
         durability : {"none", "data", "full"}, optional
             What to wait for, in place of the handle's own.
         priority : {"demand", "prefetch"}

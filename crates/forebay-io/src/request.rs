@@ -55,7 +55,7 @@ pub struct Request {
     /// The devices whose memory parts name.
     pub devices: Vec<DeviceAccess>,
     /// A store that makes each file exactly as long as its furthest part reaches; without it,
-    /// what else is in the file stays.
+    /// what is behind that stays. What is between parts stays either way.
     pub whole_file: bool,
     /// Whether the CRC32C of each part is computed on the way: see [`Operation::checksums`](crate::Operation::checksums).
     /// Every byte goes through the host's memory then.
