@@ -38,7 +38,9 @@
 //! - host memory that isn't registered in an asynchronous copy, was unmapped while registered or
 //!   before its copy ran, or is unregistered while a copy uses it;
 //! - a driver function called from a host function; a context released before its streams; cuFile
-//!   handles and buffers registered twice or let go twice;
+//!   handles and buffers registered twice or let go twice, a descriptor that is closed while it is
+//!   registered, and cuFile's driver closed where no context is current, in which its own buffers
+//!   stay registered (cuFile 1.17);
 //! - calls of the driver by threads that aren't relaxed while a graph is captured, and events
 //!   recorded into that.
 //!

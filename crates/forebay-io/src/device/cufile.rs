@@ -4,7 +4,9 @@
 //! # Invariants
 //!
 //! - The driver is opened once for a [`CuFile`] and closed with it, unless another user of the
-//!   process had opened it before.
+//!   process had opened it before. It is closed in the first context that it was used in: where none
+//!   is current, cuFile 1.17 leaves its own buffers registered with CUDA when it frees them, and
+//!   whatever gets their addresses next can't be registered.
 //! - cuFile's log goes where cuFile is told to, and by default to the directory of temporary files:
 //!   the driver is opened by a thread that has that for a working directory of its own, since the
 //!   log is opened before any setting is looked at (cuFile 1.17). Where a container refuses
@@ -14,12 +16,12 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::codes::{CODE_BASE, CUDA_DRIVER_ERROR, CUFILE_CODES, DRIVER_ALREADY_OPEN};
 use super::library::{self, Search, symbol};
 use super::symbols::table;
-use super::{Context, Cuda, DeviceAddress};
+use super::{Context, Cuda, DeviceAddress, Entered};
 use crate::config::temporary_directory;
 use crate::error::{DeviceCode, Error, Result};
 use crate::syscalls::in_directory;
@@ -106,6 +108,8 @@ pub struct CuFile {
     calls: Calls,
     facts: DriverFacts,
     opened_here: bool,
+    /// The first context that it was used in, to close it in.
+    used_in: OnceLock<Arc<Context>>,
 }
 
 impl std::fmt::Debug for CuFile {
@@ -137,7 +141,8 @@ impl CuFile {
             check(cuda, status, "cannot open the driver of cuFile")?;
         }
         let facts = DriverFacts::default();
-        let mut opened = Self { cuda: Arc::clone(cuda), calls, facts, opened_here };
+        let (cuda, used_in) = (Arc::clone(cuda), OnceLock::new());
+        let mut opened = Self { cuda, calls, facts, opened_here, used_in };
         opened.facts = opened.ask()?;
         // SAFETY: the signature is that of `cufile.h` (1.17).
         if let Ok(ask) = unsafe { symbol::<P2pFlags>(library, &["cuFileDriverGetP2PFlags"]) } {
@@ -169,6 +174,13 @@ impl CuFile {
             status_flags,
             nvme_p2pdma: status_flags & NVME_P2P_SUPPORTED != 0,
         })
+    }
+
+    /// Makes a context that it is used in current, and remembers the first one.
+    fn enter<'a>(&self, context: &'a Arc<Context>) -> Result<Entered<'a>> {
+        let entered = context.enter()?;
+        self.used_in.get_or_init(|| Arc::clone(context));
+        Ok(entered)
     }
 
     /// What its driver can reach.
@@ -211,7 +223,7 @@ impl CuFile {
         start: DeviceAddress,
         length: usize,
     ) -> Result<BufferRegistration> {
-        let _entered = context.enter()?;
+        let _entered = self.enter(context)?;
         // SAFETY: the caller's promise is passed on; the library looks at the addresses itself.
         let status = unsafe { (self.calls.buffer_register)(start, length, 0) };
         check(&self.cuda, status, "cannot register device memory with cuFile")?;
@@ -222,6 +234,7 @@ impl CuFile {
 impl Drop for CuFile {
     fn drop(&mut self) {
         if self.opened_here && self.cuda.is_here() {
+            let _entered = self.used_in.get().map(|context| context.enter());
             // SAFETY: it was opened here, and nothing registered is left.
             let _ = unsafe { (self.calls.driver_close)() };
         }
@@ -258,7 +271,7 @@ impl FileRegistration {
     /// # Safety
     ///
     /// The device memory is valid, and nothing else uses it meanwhile.
-    pub unsafe fn read(&self, context: &Context, range: FileRange) -> Result<usize> {
+    pub unsafe fn read(&self, context: &Arc<Context>, range: FileRange) -> Result<usize> {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.transfer(self.library.calls.read, context, range, "read") }
     }
@@ -272,7 +285,7 @@ impl FileRegistration {
     /// # Safety
     ///
     /// The device memory is valid, and nothing changes it meanwhile.
-    pub unsafe fn write(&self, context: &Context, range: FileRange) -> Result<usize> {
+    pub unsafe fn write(&self, context: &Arc<Context>, range: FileRange) -> Result<usize> {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.transfer(self.library.calls.write, context, range, "write") }
     }
@@ -283,11 +296,11 @@ impl FileRegistration {
     unsafe fn transfer(
         &self,
         function: unsafe extern "C" fn(usize, usize, usize, i64, i64) -> isize,
-        context: &Context,
+        context: &Arc<Context>,
         range: FileRange,
         what: &str,
     ) -> Result<usize> {
-        let _entered = context.enter()?;
+        let _entered = self.library.enter(context)?;
         let FileRange { base, base_offset, offset, length } = range;
         let place = i64::try_from(offset).unwrap_or(i64::MAX);
         let base_offset = i64::try_from(base_offset).unwrap_or(i64::MAX);
@@ -505,6 +518,40 @@ mod tests {
         assert_eq!(standin.count("cuFileDriverClose_v2"), 0);
         drop(first);
         assert_eq!(standin.count("cuFileDriverClose_v2"), 1);
+    }
+
+    #[test]
+    fn the_driver_is_closed_in_a_context_that_it_was_used_in() {
+        let standin = Standin::new().unwrap();
+        let cufile = load(&standin).unwrap();
+        let folder = folder();
+        let file = file(folder.path(), &bytes(1));
+        let memory = standin.allocate(1, LENGTH);
+        {
+            let context = Context::retain(&cufile.cuda, 1).unwrap();
+            let registered = cufile.register_file(file.as_fd()).unwrap();
+            let range = FileRange { base: memory, base_offset: 0, offset: 0, length: LENGTH };
+            // SAFETY: nothing else uses the memory, which is freed below.
+            assert_eq!(unsafe { registered.read(&context, range) }.unwrap(), LENGTH);
+        }
+        drop(cufile);
+        assert_eq!(standin.count("cuFileDriverClose_v2"), 1);
+        assert_eq!(standin.current(), None);
+        standin.free(memory);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_descriptor_that_is_closed_before_its_registration_ends_is_found() {
+        let standin = Standin::new().unwrap();
+        let cufile = load(&standin).unwrap();
+        let folder = folder();
+        let first = file(folder.path(), &bytes(1));
+        let registered = cufile.register_file(first.as_fd()).unwrap();
+        drop(first);
+        drop(registered);
+        let found = standin.violations();
+        assert!(found.len() == 1 && found[0].contains("closed while registered"), "{found:?}");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! cuFile: its driver, handles of files, registered buffers, and the moving of bytes.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use super::memory::Allocation;
 use super::settings::Gds;
-use super::{Model, Outcome, code};
+use super::{Model, Outcome, code, current};
 
 /// Bytes moved at a time.
 const STEP_BYTES: usize = 1 << 20;
@@ -28,6 +28,8 @@ pub(crate) struct Files {
     handles: BTreeMap<usize, Handle>,
     /// Registered device memory: start and length.
     buffers: BTreeMap<usize, usize>,
+    /// It has moved something, through buffers of its own that it registered with the driver.
+    has_own_buffers: bool,
 }
 
 /// A move that was checked.
@@ -86,6 +88,10 @@ impl Model {
     pub(crate) fn close_file_driver(&mut self) -> Outcome {
         self.need_file_driver()?;
         self.files.open_count -= 1;
+        if std::mem::take(&mut self.files.has_own_buffers) && current().is_err() {
+            let text = "cuFile's driver is closed without a context: its buffers stay registered";
+            self.journal.violation(text.to_owned());
+        }
         Ok(())
     }
 
@@ -125,8 +131,12 @@ impl Model {
     }
 
     pub(crate) fn deregister_file(&mut self, handle: usize) {
-        if self.files.handles.remove(&handle).is_none() {
+        let Some(Handle { descriptor, file }) = self.files.handles.remove(&handle) else {
             let text = "a cuFile handle is deregistered that isn't registered".to_owned();
+            return self.journal.violation(text);
+        };
+        if !is_open_as(descriptor, &file) {
+            let text = format!("descriptor {descriptor} was closed while registered with cuFile");
             self.journal.violation(text);
         }
     }
@@ -190,9 +200,17 @@ impl Model {
             self.journal.violation(format!("cuFile uses {text}"));
             code::FILE_CUDA_POINTER_INVALID
         })?;
+        self.files.has_own_buffers = true;
         let Wanted { length, load, .. } = *wanted;
         Ok((Move { file, allocation, offset, length, file_offset, load }, bytes))
     }
+}
+
+/// Whether a descriptor is still one of this file.
+fn is_open_as(descriptor: i32, file: &File) -> bool {
+    let key = |status: Metadata| (status.dev(), status.ino());
+    let open = std::fs::metadata(format!("/proc/self/fd/{descriptor}")).map(key);
+    open.ok() == file.metadata().map(key).ok()
 }
 
 impl Move {
