@@ -12,6 +12,8 @@
 //!   log is opened before any setting is looked at (cuFile 1.17). Where a container refuses
 //!   `unshare(2)`, it is the process's working directory after all.
 //! - A registration holds its `CuFile`, and is ended before that.
+//! - That the process is out of descriptors is an error of the system: cuFile 1.17 says something
+//!   else then, or never returns from opening its driver.
 #![expect(unsafe_code, reason = "calls cuFile")]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -24,7 +26,7 @@ use super::symbols::table;
 use super::{Context, Cuda, DeviceAddress, Entered};
 use crate::config::temporary_directory;
 use crate::error::{DeviceCode, Error, Result};
-use crate::syscalls::in_directory;
+use crate::syscalls::{in_directory, try_descriptors};
 
 /// The names of the library: what its packages have, and what a toolkit links to.
 const NAMES: &[&str] = &["libcufile.so.0", "libcufile.so.1", "libcufile.so"];
@@ -37,8 +39,14 @@ const NVME: c_uint = 4;
 const NVME_P2P_SUPPORTED: c_uint = 1 << 11;
 /// The bit of `CUFILE_P2PDMA` among the P2P flags.
 const P2PDMA: c_uint = 1;
+/// Descriptors that have to be free for opening the driver. In compatibility mode, cuFile 1.17 was
+/// seen to use three; `nvidia-fs` has devices (`/dev/nvidia-fs0` and so on) that come on top of that.
+const DRIVER_DESCRIPTORS: usize = 32;
 /// Room for `CUfileDrvProps_t`, which has 72 bytes in cuFile 1.11, and grows.
 const PROPERTIES_BYTES: usize = 512;
+
+/// What helps where there are no descriptors left.
+const DESCRIPTORS_HINT: &str = "too few descriptors: see `ulimit -n`";
 
 /// `CUfileError_t` of `cufile.h`.
 #[repr(C)]
@@ -127,11 +135,16 @@ impl CuFile {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the library or a function of it
-    /// is missing; [`ErrorKind::Device`](crate::ErrorKind::Device) if its driver can't be opened.
+    /// is missing; [`ErrorKind::Device`](crate::ErrorKind::Device) if its driver can't be opened; what
+    /// the system has run out of.
     pub fn load(cuda: &Arc<Cuda>, search: &Search) -> Result<Arc<Self>> {
         cuda.refuse_forked()?;
         let library = library::open(NAMES, search)?;
         let calls = Calls::of(library)?;
+        try_descriptors(DRIVER_DESCRIPTORS).map_err(|code| {
+            Error::from_os(code.raw_os_error(), "cannot open the driver of cuFile")
+                .hint(DESCRIPTORS_HINT)
+        })?;
         let status = in_directory(&temporary_directory(), || {
             // SAFETY: the function takes no arguments; opening again is refused, and harmless.
             unsafe { (calls.driver_open)() }
@@ -192,7 +205,8 @@ impl CuFile {
     ///
     /// # Errors
     ///
-    /// cuFile doesn't take it: its file system, how it was opened, or twice.
+    /// cuFile doesn't take it: its file system, how it was opened, that it has no name, or twice; what
+    /// the system has run out of.
     pub fn register_file(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> Result<FileRegistration> {
         self.cuda.refuse_forked()?;
         let mut description = Description {
@@ -204,7 +218,11 @@ impl CuFile {
         let register = self.calls.handle_register;
         // SAFETY: both pointers are valid, and the descriptor is open.
         let status = unsafe { register(&raw mut handle, &raw mut description) };
-        check(&self.cuda, status, "cannot register a file with cuFile")?;
+        let what = "cannot register a file with cuFile";
+        check(&self.cuda, status, what).map_err(|refusal| match try_descriptors(1) {
+            Err(code) => Error::from_os(code.raw_os_error(), what).hint(DESCRIPTORS_HINT),
+            Ok(()) => refusal,
+        })?;
         Ok(FileRegistration { library: Arc::clone(self), handle })
     }
 

@@ -10,6 +10,8 @@ use super::memory::Allocation;
 use super::settings::Gds;
 use super::{Model, Outcome, code, current};
 
+/// What lengths and offsets of direct I/O are multiples of.
+const ALIGNMENT: u64 = 4096;
 /// Bytes moved at a time.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -17,8 +19,11 @@ const STEP_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 struct Handle {
     descriptor: i32,
-    /// The same file without direct I/O, so that any length and offset can be moved.
+    /// The same file without direct I/O.
     file: Arc<File>,
+    /// What has the file's name when it is registered: cuFile 1.17 opens that for lengths and offsets
+    /// that are no multiples of [`ALIGNMENT`].
+    by_name: Arc<File>,
 }
 
 /// See the [module documentation](self).
@@ -74,7 +79,15 @@ impl Files {
 impl Model {
     pub(crate) fn open_file_driver(&mut self) -> Outcome {
         // It goes on without a log where that can't be written.
-        let _ = OpenOptions::new().append(true).create(true).open("cufile.log");
+        let _log = OpenOptions::new().append(true).create(true).open("cufile.log");
+        // So many more descriptors it needs at once: with one of them cuFile 1.17 asks for modules of
+        // the kernel for ever.
+        let Ok(_first) = File::open("/dev/null") else { return Err(code::FILE_NVFS_SETUP_ERROR) };
+        if File::open("/dev/null").is_err() {
+            let text = "cuFile's driver is opened with too few descriptors: it would never return";
+            self.journal.violation(text.to_owned());
+            return Err(code::FILE_NVFS_SETUP_ERROR);
+        }
         if self.settings.gds == Gds::Absent {
             return Err(code::FILE_DRIVER_NOT_INITIALIZED);
         }
@@ -120,18 +133,20 @@ impl Model {
             return Err(code::FILE_DIO_NOT_SET);
         }
         let access = flags & libc::O_ACCMODE;
-        let opened = OpenOptions::new()
-            .read(access != libc::O_WRONLY)
-            .write(access != libc::O_RDONLY)
-            .open(format!("/proc/self/fd/{descriptor}"));
-        let file = Arc::new(opened.map_err(|_| code::FILE_INVALID_FILE_TYPE)?);
+        let mut how = OpenOptions::new();
+        how.read(access != libc::O_WRONLY).write(access != libc::O_RDONLY);
+        let link = format!("/proc/self/fd/{descriptor}");
+        let name = std::fs::read_link(&link).map_err(|_| code::FILE_INVALID_FILE_TYPE)?;
+        let by_name = how.open(name).map_err(|_| code::FILE_GETNEWFD_FAILED)?;
+        let file = how.open(link).map_err(|_| code::FILE_GETNEWFD_FAILED)?;
+        let (file, by_name) = (Arc::new(file), Arc::new(by_name));
         let handle = self.new_handle();
-        self.files.handles.insert(handle, Handle { descriptor, file });
+        self.files.handles.insert(handle, Handle { descriptor, file, by_name });
         Ok(handle)
     }
 
     pub(crate) fn deregister_file(&mut self, handle: usize) {
-        let Some(Handle { descriptor, file }) = self.files.handles.remove(&handle) else {
+        let Some(Handle { descriptor, file, .. }) = self.files.handles.remove(&handle) else {
             let text = "a cuFile handle is deregistered that isn't registered".to_owned();
             return self.journal.violation(text);
         };
@@ -184,11 +199,13 @@ impl Model {
         self.need_file_driver()?;
         let handle =
             self.files.handles.get(&wanted.handle).ok_or(code::FILE_HANDLE_NOT_REGISTERED)?;
-        let file = Arc::clone(&handle.file);
         let base_offset =
             usize::try_from(wanted.base_offset).map_err(|_| code::FILE_INVALID_VALUE)?;
         let file_offset =
             u64::try_from(wanted.file_offset).map_err(|_| code::FILE_INVALID_VALUE)?;
+        let is_aligned = file_offset.is_multiple_of(ALIGNMENT)
+            && (wanted.length as u64).is_multiple_of(ALIGNMENT);
+        let file = Arc::clone(if is_aligned { &handle.file } else { &handle.by_name });
         let start = wanted.base + base_offset;
         let bytes = start..start + wanted.length;
         if let Some(length) = self.files.buffers.get(&wanted.base)

@@ -7,7 +7,7 @@ use forebay_io::engine::{
     AutoFactory, Capabilities, Completion, Engine, EngineFactory, EngineOptions, Transfer,
 };
 use forebay_io::{
-    DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options, Request, Result,
+    DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options, Request, Result, Target,
 };
 use forebay_testkit::fault::{Cut, FaultFactory, FaultPlan, Scope, When};
 use forebay_testkit::memory::pattern;
@@ -290,8 +290,10 @@ fn refused_for_a_moment(rig: &Rig) {
     let memory = rig.standin.allocate(0, LENGTH);
     let (path, bytes) = (rig.path("tensor"), pattern(2, LENGTH));
     std::fs::write(&path, &bytes).unwrap();
-    let error = with_descriptors_left(0, || rig.devices.gds()).unwrap_err();
-    assert_eq!(error.os_code(), Some(libc::EMFILE), "{error}");
+    for left in 0..4 {
+        let error = with_descriptors_left(left, || rig.devices.gds()).unwrap_err();
+        assert_eq!(error.os_code(), Some(libc::EMFILE), "{left}: {error}");
+    }
     for route in [DeviceRoute::Auto, DeviceRoute::Gds] {
         let handle = rig.handle(route);
         let load = || rig.load(&handle, &path, stream, (memory, LENGTH));
@@ -313,9 +315,46 @@ fn refused_for_a_moment(rig: &Rig) {
             }
         }
         load().unwrap();
-        assert!(handle.stats().bytes_gds > 0, "{route:?}");
+        let by_gds = handle.stats().bytes_gds;
+        assert!(by_gds > 0, "{route:?}");
         assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+        // Nor is there one for cuFile to open the file with, once all else is known.
+        match (route, with_descriptors_left(2, load)) {
+            (DeviceRoute::Auto, loaded) => loaded.unwrap(),
+            (_, loaded) => assert_eq!(loaded.unwrap_err().os_code(), Some(libc::EMFILE)),
+        }
+        assert_eq!(handle.stats().bytes_gds, by_gds);
+        load().unwrap();
+        assert!(handle.stats().bytes_gds > by_gds, "{route:?}");
     }
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+#[test]
+fn a_file_without_a_name_goes_through_the_host_or_is_an_error_that_says_what_cufile_lacks() {
+    let rig = Rig::new("");
+    let stream = rig.standin.stream(0);
+    let memory = rig.standin.allocate(0, LENGTH);
+    let (path, bytes) = (rig.path("tensor"), pattern(3, LENGTH));
+    std::fs::write(&path, &bytes).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let load = |handle: &Handle| {
+        let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
+        start(handle, Request { files: vec![Target::from(&file)], ..request })?.wait()
+    };
+    let auto = rig.handle(DeviceRoute::Auto);
+    load(&auto).unwrap();
+    assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+    assert_eq!(auto.stats().bytes_gds, 0);
+    let error = load(&rig.handle(DeviceRoute::Gds)).unwrap_err();
+    assert_eq!(error.device_code().unwrap().name, "CU_FILE_GETNEWFD_FAILED");
+    assert!(error.to_string().contains("by its name"), "{error}");
+    // It says nothing of other files.
+    rig.moves_right(&auto, 3);
+    assert!(auto.stats().bytes_gds > 0);
     rig.standin.free(memory);
     rig.standin.end(stream);
     rig.no_violations();
