@@ -384,7 +384,7 @@ pub(crate) fn device_error(library: &str, code: i32, context: &Context, what: &s
 
 /// An error of a transfer. Its documentation has cuFile return its own codes negated, and -1 with the
 /// system's in `errno`; cuFile 1.17 returns -1, with its own codes in `errno`, and with 1 where a
-/// system call failed, whatever that said.
+/// system call failed, whatever that said (5 for writes from memory that it takes for the host's).
 fn transfer_error(code: c_int, what: String) -> Error {
     if code > CODE_BASE {
         return file_error(code, what);

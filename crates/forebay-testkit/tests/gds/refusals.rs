@@ -131,8 +131,7 @@ fn whatever_call_fails_bytes_are_right_or_an_error_says_so_and_nothing_is_left()
 #[test]
 fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let rig = Rig::new("delay_us=20");
-    let plan =
-        FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, rustix::io::Errno::IO.raw_os_error());
+    let plan = FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, libc::ENOSPC);
     let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
     let options = Options { device_route: DeviceRoute::Auto, ..rig.options() };
     let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
@@ -140,11 +139,13 @@ fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let memory = rig.standin.allocate(0, LENGTH);
     std::fs::write(rig.path("tensor"), pattern(1, LENGTH)).unwrap();
     let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
-    assert_eq!(error.os_code(), Some(rustix::io::Errno::IO.raw_os_error()));
+    assert_eq!(error.os_code(), Some(libc::ENOSPC));
     assert_eq!(way_of(&handle).0, "gds", "a drive's failure isn't cuFile's");
     // What says that it isn't supported is cuFile's way of saying so, and there is another way.
     // So may be what it has for each system call that fails.
-    for (when, code) in [(When::Every(3), libc::EINVAL), (When::Nth(3), libc::EPERM)] {
+    let told =
+        [(When::Every(3), libc::EINVAL), (When::Nth(3), libc::EPERM), (When::Nth(3), libc::EIO)];
+    for (when, code) in told {
         let plan = FaultPlan::new(7).fail(when, Scope::Direct, code);
         let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
         let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
@@ -156,8 +157,16 @@ fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let required = Options { device_route: DeviceRoute::Gds, ..rig.options() };
     let handle = Handle::with_factory(required, Arc::new(factory)).unwrap();
     let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
+    assert!(error.to_string().contains("it doesn't say how: cannot read /"), "{error}");
     assert_eq!(error.os_code(), None, "nobody lacks a permission");
     assert!(error.to_string().contains("is the drive full"), "{error}");
+    // The drive's own failure is met again, and told by the system.
+    let plan = FaultPlan::new(7).fail(When::Every(1), Scope::Direct, libc::EIO);
+    let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
+    let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
+    let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
+    assert_eq!(error.os_code(), Some(libc::EIO));
+    assert_eq!(error.engine_name(), Some("threads"));
     for cut in [Cut::Aligned, Cut::Ragged] {
         let plan = FaultPlan::new(8).shorten(When::Every(2), Scope::Direct, cut);
         let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
