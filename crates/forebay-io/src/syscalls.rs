@@ -78,6 +78,15 @@ pub(crate) fn is_shortage(code: i32) -> bool {
     matches!(code, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN)
 }
 
+/// Fails where the process can't have so many more descriptors at this moment.
+pub(crate) fn try_descriptors(count: usize) -> Result<(), rustix::io::Errno> {
+    use rustix::event::{EventfdFlags, eventfd};
+    // They need no file, and no permission.
+    let taken: Result<Vec<OwnedFd>, _> =
+        (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
+    taken.map(drop)
+}
+
 /// Duplicates a descriptor that is only known by its number; `EBADF` if it isn't open.
 pub(crate) fn duplicate(number: std::os::fd::RawFd) -> Result<OwnedFd, rustix::io::Errno> {
     // SAFETY: the number is borrowed for one system call, which checks it; -1 was excluded by the

@@ -23,8 +23,8 @@
 //!   that initialised the driver, which can't use it.
 //! - cuFile: driver, handles, registered buffers, reads and writes, the same in stream order, compat
 //!   mode, P2PDMA without `nvidia-fs`, absence, refusal of a file system, its codes, and that `errno`
-//!   has them, or tells nothing of what the system said. When its driver opens, it leaves a
-//!   `cufile.log` in the working directory, as the real one does.
+//!   has them, or tells nothing of what the system said. As the real one, it leaves a `cufile.log` in
+//!   the working directory when its driver opens, and opens a file once more by its name.
 //!
 //! # What it finds
 //!
@@ -38,7 +38,9 @@
 //! - host memory that isn't registered in an asynchronous copy, was unmapped while registered or
 //!   before its copy ran, or is unregistered while a copy uses it;
 //! - a driver function called from a host function; a context released before its streams; cuFile
-//!   handles and buffers registered twice or let go twice;
+//!   handles and buffers registered twice or let go twice, a descriptor that is closed while it is
+//!   registered; cuFile's driver closed where no context is current, in which its own buffers stay
+//!   registered, or opened with so few descriptors that it wouldn't return (cuFile 1.17);
 //! - calls of the driver by threads that aren't relaxed while a graph is captured, and events
 //!   recorded into that.
 //!

@@ -53,7 +53,11 @@ pub(super) const CUFILE_CODES: &[(c_int, &str, &str)] = &[
     (5028, "HANDLE_ALREADY_REGISTERED", "another part of the process registered the descriptor"),
     (5029, "DEVICE_NOT_FOUND", "see `nvidia-smi`"),
     (5030, "INTERNAL_ERROR", "see cufile.log"),
-    (5031, "GETNEWFD_FAILED", "see `ulimit -n`"),
+    (
+        5031,
+        "GETNEWFD_FAILED",
+        "cuFile opens a file once more by its name: is it deleted, or `ulimit -n` too low?",
+    ),
     (5033, "NVFS_SETUP_ERROR", MODULE),
     (5034, "IO_DISABLED", "cufile.json turns it off for this file"),
     (5035, "BATCH_SUBMIT_FAILED", AGAIN),

@@ -4,25 +4,29 @@
 //! # Invariants
 //!
 //! - The driver is opened once for a [`CuFile`] and closed with it, unless another user of the
-//!   process had opened it before.
+//!   process had opened it before. It is closed in the first context that it was used in: where none
+//!   is current, cuFile 1.17 leaves its own buffers registered with CUDA when it frees them, and
+//!   whatever gets their addresses next can't be registered.
 //! - cuFile's log goes where cuFile is told to, and by default to the directory of temporary files:
 //!   the driver is opened by a thread that has that for a working directory of its own, since the
 //!   log is opened before any setting is looked at (cuFile 1.17). Where a container refuses
 //!   `unshare(2)`, it is the process's working directory after all.
 //! - A registration holds its `CuFile`, and is ended before that.
+//! - That the process is out of descriptors is an error of the system: cuFile 1.17 says something
+//!   else then, or never returns from opening its driver.
 #![expect(unsafe_code, reason = "calls cuFile")]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::codes::{CODE_BASE, CUDA_DRIVER_ERROR, CUFILE_CODES, DRIVER_ALREADY_OPEN};
 use super::library::{self, Search, symbol};
 use super::symbols::table;
-use super::{Context, Cuda, DeviceAddress};
+use super::{Context, Cuda, DeviceAddress, Entered};
 use crate::config::temporary_directory;
 use crate::error::{DeviceCode, Error, Result};
-use crate::syscalls::in_directory;
+use crate::syscalls::{in_directory, try_descriptors};
 
 /// The names of the library: what its packages have, and what a toolkit links to.
 const NAMES: &[&str] = &["libcufile.so.0", "libcufile.so.1", "libcufile.so"];
@@ -35,8 +39,14 @@ const NVME: c_uint = 4;
 const NVME_P2P_SUPPORTED: c_uint = 1 << 11;
 /// The bit of `CUFILE_P2PDMA` among the P2P flags.
 const P2PDMA: c_uint = 1;
+/// Descriptors that have to be free for opening the driver. In compatibility mode, cuFile 1.17 was
+/// seen to use three; `nvidia-fs` has devices (`/dev/nvidia-fs0` and so on) that come on top of that.
+const DRIVER_DESCRIPTORS: usize = 32;
 /// Room for `CUfileDrvProps_t`, which has 72 bytes in cuFile 1.11, and grows.
 const PROPERTIES_BYTES: usize = 512;
+
+/// What helps where there are no descriptors left.
+const DESCRIPTORS_HINT: &str = "too few descriptors: see `ulimit -n`";
 
 /// `CUfileError_t` of `cufile.h`.
 #[repr(C)]
@@ -106,6 +116,8 @@ pub struct CuFile {
     calls: Calls,
     facts: DriverFacts,
     opened_here: bool,
+    /// The first context that it was used in, to close it in.
+    used_in: OnceLock<Arc<Context>>,
 }
 
 impl std::fmt::Debug for CuFile {
@@ -123,11 +135,16 @@ impl CuFile {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the library or a function of it
-    /// is missing; [`ErrorKind::Device`](crate::ErrorKind::Device) if its driver can't be opened.
+    /// is missing; [`ErrorKind::Device`](crate::ErrorKind::Device) if its driver can't be opened; what
+    /// the system has run out of.
     pub fn load(cuda: &Arc<Cuda>, search: &Search) -> Result<Arc<Self>> {
         cuda.refuse_forked()?;
         let library = library::open(NAMES, search)?;
         let calls = Calls::of(library)?;
+        try_descriptors(DRIVER_DESCRIPTORS).map_err(|code| {
+            Error::from_os(code.raw_os_error(), "cannot open the driver of cuFile")
+                .hint(DESCRIPTORS_HINT)
+        })?;
         let status = in_directory(&temporary_directory(), || {
             // SAFETY: the function takes no arguments; opening again is refused, and harmless.
             unsafe { (calls.driver_open)() }
@@ -137,7 +154,8 @@ impl CuFile {
             check(cuda, status, "cannot open the driver of cuFile")?;
         }
         let facts = DriverFacts::default();
-        let mut opened = Self { cuda: Arc::clone(cuda), calls, facts, opened_here };
+        let (cuda, used_in) = (Arc::clone(cuda), OnceLock::new());
+        let mut opened = Self { cuda, calls, facts, opened_here, used_in };
         opened.facts = opened.ask()?;
         // SAFETY: the signature is that of `cufile.h` (1.17).
         if let Ok(ask) = unsafe { symbol::<P2pFlags>(library, &["cuFileDriverGetP2PFlags"]) } {
@@ -171,6 +189,13 @@ impl CuFile {
         })
     }
 
+    /// Makes a context that it is used in current, and remembers the first one.
+    fn enter<'a>(&self, context: &'a Arc<Context>) -> Result<Entered<'a>> {
+        let entered = context.enter()?;
+        self.used_in.get_or_init(|| Arc::clone(context));
+        Ok(entered)
+    }
+
     /// What its driver can reach.
     pub fn facts(&self) -> DriverFacts {
         self.facts
@@ -180,7 +205,8 @@ impl CuFile {
     ///
     /// # Errors
     ///
-    /// cuFile doesn't take it: its file system, how it was opened, or twice.
+    /// cuFile doesn't take it: its file system, how it was opened, that it has no name, or twice; what
+    /// the system has run out of.
     pub fn register_file(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> Result<FileRegistration> {
         self.cuda.refuse_forked()?;
         let mut description = Description {
@@ -192,7 +218,11 @@ impl CuFile {
         let register = self.calls.handle_register;
         // SAFETY: both pointers are valid, and the descriptor is open.
         let status = unsafe { register(&raw mut handle, &raw mut description) };
-        check(&self.cuda, status, "cannot register a file with cuFile")?;
+        let what = "cannot register a file with cuFile";
+        check(&self.cuda, status, what).map_err(|refusal| match try_descriptors(1) {
+            Err(code) => Error::from_os(code.raw_os_error(), what).hint(DESCRIPTORS_HINT),
+            Ok(()) => refusal,
+        })?;
         Ok(FileRegistration { library: Arc::clone(self), handle })
     }
 
@@ -211,7 +241,7 @@ impl CuFile {
         start: DeviceAddress,
         length: usize,
     ) -> Result<BufferRegistration> {
-        let _entered = context.enter()?;
+        let _entered = self.enter(context)?;
         // SAFETY: the caller's promise is passed on; the library looks at the addresses itself.
         let status = unsafe { (self.calls.buffer_register)(start, length, 0) };
         check(&self.cuda, status, "cannot register device memory with cuFile")?;
@@ -222,6 +252,7 @@ impl CuFile {
 impl Drop for CuFile {
     fn drop(&mut self) {
         if self.opened_here && self.cuda.is_here() {
+            let _entered = self.used_in.get().map(|context| context.enter());
             // SAFETY: it was opened here, and nothing registered is left.
             let _ = unsafe { (self.calls.driver_close)() };
         }
@@ -258,7 +289,7 @@ impl FileRegistration {
     /// # Safety
     ///
     /// The device memory is valid, and nothing else uses it meanwhile.
-    pub unsafe fn read(&self, context: &Context, range: FileRange) -> Result<usize> {
+    pub unsafe fn read(&self, context: &Arc<Context>, range: FileRange) -> Result<usize> {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.transfer(self.library.calls.read, context, range, "read") }
     }
@@ -272,7 +303,7 @@ impl FileRegistration {
     /// # Safety
     ///
     /// The device memory is valid, and nothing changes it meanwhile.
-    pub unsafe fn write(&self, context: &Context, range: FileRange) -> Result<usize> {
+    pub unsafe fn write(&self, context: &Arc<Context>, range: FileRange) -> Result<usize> {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.transfer(self.library.calls.write, context, range, "write") }
     }
@@ -283,11 +314,11 @@ impl FileRegistration {
     unsafe fn transfer(
         &self,
         function: unsafe extern "C" fn(usize, usize, usize, i64, i64) -> isize,
-        context: &Context,
+        context: &Arc<Context>,
         range: FileRange,
         what: &str,
     ) -> Result<usize> {
-        let _entered = context.enter()?;
+        let _entered = self.library.enter(context)?;
         let FileRange { base, base_offset, offset, length } = range;
         let place = i64::try_from(offset).unwrap_or(i64::MAX);
         let base_offset = i64::try_from(base_offset).unwrap_or(i64::MAX);
@@ -353,7 +384,7 @@ pub(crate) fn device_error(library: &str, code: i32, context: &Context, what: &s
 
 /// An error of a transfer. Its documentation has cuFile return its own codes negated, and -1 with the
 /// system's in `errno`; cuFile 1.17 returns -1, with its own codes in `errno`, and with 1 where a
-/// system call failed, whatever that said.
+/// system call failed, whatever that said (5 for writes from memory that it takes for the host's).
 fn transfer_error(code: c_int, what: String) -> Error {
     if code > CODE_BASE {
         return file_error(code, what);
@@ -505,6 +536,40 @@ mod tests {
         assert_eq!(standin.count("cuFileDriverClose_v2"), 0);
         drop(first);
         assert_eq!(standin.count("cuFileDriverClose_v2"), 1);
+    }
+
+    #[test]
+    fn the_driver_is_closed_in_a_context_that_it_was_used_in() {
+        let standin = Standin::new().unwrap();
+        let cufile = load(&standin).unwrap();
+        let folder = folder();
+        let file = file(folder.path(), &bytes(1));
+        let memory = standin.allocate(1, LENGTH);
+        {
+            let context = Context::retain(&cufile.cuda, 1).unwrap();
+            let registered = cufile.register_file(file.as_fd()).unwrap();
+            let range = FileRange { base: memory, base_offset: 0, offset: 0, length: LENGTH };
+            // SAFETY: nothing else uses the memory, which is freed below.
+            assert_eq!(unsafe { registered.read(&context, range) }.unwrap(), LENGTH);
+        }
+        drop(cufile);
+        assert_eq!(standin.count("cuFileDriverClose_v2"), 1);
+        assert_eq!(standin.current(), None);
+        standin.free(memory);
+        assert_eq!(standin.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_descriptor_that_is_closed_before_its_registration_ends_is_found() {
+        let standin = Standin::new().unwrap();
+        let cufile = load(&standin).unwrap();
+        let folder = folder();
+        let first = file(folder.path(), &bytes(1));
+        let registered = cufile.register_file(first.as_fd()).unwrap();
+        drop(first);
+        drop(registered);
+        let found = standin.violations();
+        assert!(found.len() == 1 && found[0].contains("closed while registered"), "{found:?}");
     }
 
     #[test]

@@ -219,7 +219,7 @@ pub fn error_of(result: i64, context: &Context, what: &str) -> Option<Error> {
         _ => None,
     };
     if let Some((text, hint)) = refusal {
-        return Some(Error::new(ErrorKind::Device, format!("{what}: {text}")).hint(hint));
+        return Some(Error::new(ErrorKind::Device, format!("{text}: {what}")).hint(hint));
     }
     let code = result.checked_neg()?;
     if code > CUDA_CODE_BASE {

@@ -209,7 +209,8 @@ impl Flight {
                 Verdict::Done
             }
             _ if not_supported && self.transfer.uncached => Verdict::NotUncached,
-            _ if not_supported && self.route() == Some(Route::Gds) => {
+            // For memory that it takes for the host's, cuFile 1.17 says EIO whatever the system said.
+            _ if (not_supported || code == Errno::IO) && self.route() == Some(Route::Gds) => {
                 self.refused_by_cufile(self.os_error(code))
             }
             _ if not_supported

@@ -58,3 +58,5 @@ pub(crate) const FILE_MEMORY_NOT_REGISTERED: i32 = 5024;
 pub(crate) const FILE_DRIVER_ALREADY_OPEN: i32 = 5026;
 pub(crate) const FILE_HANDLE_NOT_REGISTERED: i32 = 5027;
 pub(crate) const FILE_HANDLE_ALREADY_REGISTERED: i32 = 5028;
+pub(crate) const FILE_GETNEWFD_FAILED: i32 = 5031;
+pub(crate) const FILE_NVFS_SETUP_ERROR: i32 = 5033;

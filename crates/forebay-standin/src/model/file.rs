@@ -1,15 +1,17 @@
 //! cuFile: its driver, handles of files, registered buffers, and the moving of bytes.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use super::memory::Allocation;
 use super::settings::Gds;
-use super::{Model, Outcome, code};
+use super::{Model, Outcome, code, current};
 
+/// What lengths and offsets of direct I/O are multiples of.
+const ALIGNMENT: u64 = 4096;
 /// Bytes moved at a time.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -17,8 +19,11 @@ const STEP_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 struct Handle {
     descriptor: i32,
-    /// The same file without direct I/O, so that any length and offset can be moved.
+    /// The same file without direct I/O.
     file: Arc<File>,
+    /// What has the file's name when it is registered: cuFile 1.17 opens that for lengths and offsets
+    /// that are no multiples of [`ALIGNMENT`].
+    by_name: Arc<File>,
 }
 
 /// See the [module documentation](self).
@@ -28,6 +33,8 @@ pub(crate) struct Files {
     handles: BTreeMap<usize, Handle>,
     /// Registered device memory: start and length.
     buffers: BTreeMap<usize, usize>,
+    /// It has moved something, through buffers of its own that it registered with the driver.
+    has_own_buffers: bool,
 }
 
 /// A move that was checked.
@@ -72,7 +79,15 @@ impl Files {
 impl Model {
     pub(crate) fn open_file_driver(&mut self) -> Outcome {
         // It goes on without a log where that can't be written.
-        let _ = OpenOptions::new().append(true).create(true).open("cufile.log");
+        let _log = OpenOptions::new().append(true).create(true).open("cufile.log");
+        // So many more descriptors it needs at once: with one of them cuFile 1.17 asks for modules of
+        // the kernel for ever.
+        let Ok(_first) = File::open("/dev/null") else { return Err(code::FILE_NVFS_SETUP_ERROR) };
+        if File::open("/dev/null").is_err() {
+            let text = "cuFile's driver is opened with too few descriptors: it would never return";
+            self.journal.violation(text.to_owned());
+            return Err(code::FILE_NVFS_SETUP_ERROR);
+        }
         if self.settings.gds == Gds::Absent {
             return Err(code::FILE_DRIVER_NOT_INITIALIZED);
         }
@@ -86,6 +101,10 @@ impl Model {
     pub(crate) fn close_file_driver(&mut self) -> Outcome {
         self.need_file_driver()?;
         self.files.open_count -= 1;
+        if std::mem::take(&mut self.files.has_own_buffers) && current().is_err() {
+            let text = "cuFile's driver is closed without a context: its buffers stay registered";
+            self.journal.violation(text.to_owned());
+        }
         Ok(())
     }
 
@@ -114,19 +133,25 @@ impl Model {
             return Err(code::FILE_DIO_NOT_SET);
         }
         let access = flags & libc::O_ACCMODE;
-        let opened = OpenOptions::new()
-            .read(access != libc::O_WRONLY)
-            .write(access != libc::O_RDONLY)
-            .open(format!("/proc/self/fd/{descriptor}"));
-        let file = Arc::new(opened.map_err(|_| code::FILE_INVALID_FILE_TYPE)?);
+        let mut how = OpenOptions::new();
+        how.read(access != libc::O_WRONLY).write(access != libc::O_RDONLY);
+        let link = format!("/proc/self/fd/{descriptor}");
+        let name = std::fs::read_link(&link).map_err(|_| code::FILE_INVALID_FILE_TYPE)?;
+        let by_name = how.open(name).map_err(|_| code::FILE_GETNEWFD_FAILED)?;
+        let file = how.open(link).map_err(|_| code::FILE_GETNEWFD_FAILED)?;
+        let (file, by_name) = (Arc::new(file), Arc::new(by_name));
         let handle = self.new_handle();
-        self.files.handles.insert(handle, Handle { descriptor, file });
+        self.files.handles.insert(handle, Handle { descriptor, file, by_name });
         Ok(handle)
     }
 
     pub(crate) fn deregister_file(&mut self, handle: usize) {
-        if self.files.handles.remove(&handle).is_none() {
+        let Some(Handle { descriptor, file, .. }) = self.files.handles.remove(&handle) else {
             let text = "a cuFile handle is deregistered that isn't registered".to_owned();
+            return self.journal.violation(text);
+        };
+        if !is_open_as(descriptor, &file) {
+            let text = format!("descriptor {descriptor} was closed while registered with cuFile");
             self.journal.violation(text);
         }
     }
@@ -174,11 +199,13 @@ impl Model {
         self.need_file_driver()?;
         let handle =
             self.files.handles.get(&wanted.handle).ok_or(code::FILE_HANDLE_NOT_REGISTERED)?;
-        let file = Arc::clone(&handle.file);
         let base_offset =
             usize::try_from(wanted.base_offset).map_err(|_| code::FILE_INVALID_VALUE)?;
         let file_offset =
             u64::try_from(wanted.file_offset).map_err(|_| code::FILE_INVALID_VALUE)?;
+        let is_aligned = file_offset.is_multiple_of(ALIGNMENT)
+            && (wanted.length as u64).is_multiple_of(ALIGNMENT);
+        let file = Arc::clone(if is_aligned { &handle.file } else { &handle.by_name });
         let start = wanted.base + base_offset;
         let bytes = start..start + wanted.length;
         if let Some(length) = self.files.buffers.get(&wanted.base)
@@ -190,9 +217,17 @@ impl Model {
             self.journal.violation(format!("cuFile uses {text}"));
             code::FILE_CUDA_POINTER_INVALID
         })?;
+        self.files.has_own_buffers = true;
         let Wanted { length, load, .. } = *wanted;
         Ok((Move { file, allocation, offset, length, file_offset, load }, bytes))
     }
+}
+
+/// Whether a descriptor is still one of this file.
+fn is_open_as(descriptor: i32, file: &File) -> bool {
+    let key = |status: Metadata| (status.dev(), status.ino());
+    let open = std::fs::metadata(format!("/proc/self/fd/{descriptor}")).map(key);
+    open.ok() == file.metadata().map(key).ok()
 }
 
 impl Move {

@@ -7,7 +7,7 @@ use forebay_io::engine::{
     AutoFactory, Capabilities, Completion, Engine, EngineFactory, EngineOptions, Transfer,
 };
 use forebay_io::{
-    DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options, Request, Result,
+    DeviceRoute, Direction, EngineKind, Error, ErrorKind, Handle, Options, Request, Result, Target,
 };
 use forebay_testkit::fault::{Cut, FaultFactory, FaultPlan, Scope, When};
 use forebay_testkit::memory::pattern;
@@ -131,8 +131,7 @@ fn whatever_call_fails_bytes_are_right_or_an_error_says_so_and_nothing_is_left()
 #[test]
 fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let rig = Rig::new("delay_us=20");
-    let plan =
-        FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, rustix::io::Errno::IO.raw_os_error());
+    let plan = FaultPlan::new(7).fail(When::Nth(3), Scope::Direct, libc::ENOSPC);
     let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
     let options = Options { device_route: DeviceRoute::Auto, ..rig.options() };
     let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
@@ -140,11 +139,13 @@ fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let memory = rig.standin.allocate(0, LENGTH);
     std::fs::write(rig.path("tensor"), pattern(1, LENGTH)).unwrap();
     let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
-    assert_eq!(error.os_code(), Some(rustix::io::Errno::IO.raw_os_error()));
+    assert_eq!(error.os_code(), Some(libc::ENOSPC));
     assert_eq!(way_of(&handle).0, "gds", "a drive's failure isn't cuFile's");
     // What says that it isn't supported is cuFile's way of saying so, and there is another way.
     // So may be what it has for each system call that fails.
-    for (when, code) in [(When::Every(3), libc::EINVAL), (When::Nth(3), libc::EPERM)] {
+    let told =
+        [(When::Every(3), libc::EINVAL), (When::Nth(3), libc::EPERM), (When::Nth(3), libc::EIO)];
+    for (when, code) in told {
         let plan = FaultPlan::new(7).fail(when, Scope::Direct, code);
         let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
         let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
@@ -156,8 +157,16 @@ fn errors_of_the_system_end_the_operation_and_short_transfers_go_on() {
     let required = Options { device_route: DeviceRoute::Gds, ..rig.options() };
     let handle = Handle::with_factory(required, Arc::new(factory)).unwrap();
     let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
+    assert!(error.to_string().contains("it doesn't say how: cannot read /"), "{error}");
     assert_eq!(error.os_code(), None, "nobody lacks a permission");
     assert!(error.to_string().contains("is the drive full"), "{error}");
+    // The drive's own failure is met again, and told by the system.
+    let plan = FaultPlan::new(7).fail(When::Every(1), Scope::Direct, libc::EIO);
+    let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
+    let handle = Handle::with_factory(options.clone(), Arc::new(factory)).unwrap();
+    let error = rig.load(&handle, &rig.path("tensor"), stream, (memory, LENGTH)).unwrap_err();
+    assert_eq!(error.os_code(), Some(libc::EIO));
+    assert_eq!(error.engine_name(), Some("threads"));
     for cut in [Cut::Aligned, Cut::Ragged] {
         let plan = FaultPlan::new(8).shorten(When::Every(2), Scope::Direct, cut);
         let factory = FaultFactory::new(Arc::new(EngineKind::Threads), plan);
@@ -290,8 +299,10 @@ fn refused_for_a_moment(rig: &Rig) {
     let memory = rig.standin.allocate(0, LENGTH);
     let (path, bytes) = (rig.path("tensor"), pattern(2, LENGTH));
     std::fs::write(&path, &bytes).unwrap();
-    let error = with_descriptors_left(0, || rig.devices.gds()).unwrap_err();
-    assert_eq!(error.os_code(), Some(libc::EMFILE), "{error}");
+    for left in 0..4 {
+        let error = with_descriptors_left(left, || rig.devices.gds()).unwrap_err();
+        assert_eq!(error.os_code(), Some(libc::EMFILE), "{left}: {error}");
+    }
     for route in [DeviceRoute::Auto, DeviceRoute::Gds] {
         let handle = rig.handle(route);
         let load = || rig.load(&handle, &path, stream, (memory, LENGTH));
@@ -313,9 +324,46 @@ fn refused_for_a_moment(rig: &Rig) {
             }
         }
         load().unwrap();
-        assert!(handle.stats().bytes_gds > 0, "{route:?}");
+        let by_gds = handle.stats().bytes_gds;
+        assert!(by_gds > 0, "{route:?}");
         assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+        // Nor is there one for cuFile to open the file with, once all else is known.
+        match (route, with_descriptors_left(2, load)) {
+            (DeviceRoute::Auto, loaded) => loaded.unwrap(),
+            (_, loaded) => assert_eq!(loaded.unwrap_err().os_code(), Some(libc::EMFILE)),
+        }
+        assert_eq!(handle.stats().bytes_gds, by_gds);
+        load().unwrap();
+        assert!(handle.stats().bytes_gds > by_gds, "{route:?}");
     }
+    rig.standin.free(memory);
+    rig.standin.end(stream);
+    rig.no_violations();
+}
+
+#[test]
+fn a_file_without_a_name_goes_through_the_host_or_is_an_error_that_says_what_cufile_lacks() {
+    let rig = Rig::new("");
+    let stream = rig.standin.stream(0);
+    let memory = rig.standin.allocate(0, LENGTH);
+    let (path, bytes) = (rig.path("tensor"), pattern(3, LENGTH));
+    std::fs::write(&path, &bytes).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let load = |handle: &Handle| {
+        let request = rig.request(Direction::Load, &path, 0, stream, (memory, LENGTH));
+        start(handle, Request { files: vec![Target::from(&file)], ..request })?.wait()
+    };
+    let auto = rig.handle(DeviceRoute::Auto);
+    load(&auto).unwrap();
+    assert!(rig.standin.kernel_read(stream, memory, LENGTH) == bytes);
+    assert_eq!(auto.stats().bytes_gds, 0);
+    let error = load(&rig.handle(DeviceRoute::Gds)).unwrap_err();
+    assert_eq!(error.device_code().unwrap().name, "CU_FILE_GETNEWFD_FAILED");
+    assert!(error.to_string().contains("by its name"), "{error}");
+    // It says nothing of other files.
+    rig.moves_right(&auto, 3);
+    assert!(auto.stats().bytes_gds > 0);
     rig.standin.free(memory);
     rig.standin.end(stream);
     rig.no_violations();
