@@ -273,7 +273,6 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert sorted(os.listdir(tmp_path)) == ["plain.pt", "zip.pt"]
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse")
 def test_what_torch_cannot_read_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,9 +289,27 @@ def test_what_torch_cannot_read_is_refused(
         ("twice.pt", "'a.b'"),
     ]:
         assert main(["convert", str(tmp_path / name), str(tmp_path / "out.safetensors")]) == 2
-        assert words in capfd.readouterr().err
+        text = capfd.readouterr().err
+        assert words in text
+        assert text.count("\n") == 1
+        assert str(tmp_path / name) in text
     assert not (tmp_path / "out.safetensors").exists()
     assert main(["verify", str(tmp_path / "cut.pt")]) == 1
+
+
+def test_a_file_that_misleads_torch_is_refused_as_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "state.pt"
+    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    # The keys of storages come last, each behind an X and its length in four bytes.
+    keys = b"\x80\x02]q\x00X"
+    at = whole.rindex(keys) + len(keys) + 4
+    path.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
+    for command, code in [("ls", 2), ("verify", 1)]:
+        assert main([command, str(path)]) == code
+        assert f"{path} can't be read by torch" in capfd.readouterr().err
 
 
 def test_without_torch_its_files_are_refused_and_others_are_not(

@@ -14,13 +14,20 @@ import contextlib
 import os
 import pickle
 import struct
+import warnings
 import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from forebay.errors import InvalidInputError, MismatchError, OutOfMemoryError, UnsupportedError
+from forebay.errors import (
+    ForebayError,
+    InvalidInputError,
+    MismatchError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from forebay.torch import as_bytes
 from forebay.torch.frame import packed
 
@@ -63,6 +70,7 @@ _COMPARED_BYTES = 64
 class _Found:
     """What was found in a file's object."""
 
+    path: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     left_out: list[dict[str, str]] = field(default_factory=list)
 
@@ -96,7 +104,7 @@ def describe(
     InvalidInputError
         It isn't such a file, or needs objects that aren't unpickled.
     """
-    found = _Found()
+    found = _Found(path)
     _collect(_load(path, budget), (), found, set())
     if name is not None:
         found.tensors = {key: found.tensors[key] for key in [name] if key in found.tensors}
@@ -109,7 +117,7 @@ def describe(
             spilled = os.path.join(scratch, "tensors.bin")
             spill = _Spill(stack.enter_context(open(spilled, "xb")), limit)
         for key, tensor in found.tensors.items():
-            described = _described(key, tensor)
+            described = _described(path, key, tensor)
             file, offset = path, mapping.offset_of(tensor)
             if offset is None and spill is not None:
                 file, offset = spill.path, spill.write(tensor)
@@ -236,7 +244,10 @@ def _load(path: str, budget: int) -> Any:
             f"memory, of which {budget} may be used; raise the budget"
         )
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        with warnings.catch_warnings():
+            # What torch would have its own callers change isn't in the hands of who has the file.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except pickle.UnpicklingError as error:
         text = str(error).strip().splitlines()
         reason = next((line.strip() for line in text if "GLOBAL" in line), text[0] if text else "")
@@ -244,7 +255,10 @@ def _load(path: str, budget: int) -> Any:
             f"{path} can't be read as tensors alone, and Python objects are never unpickled: "
             f"{reason}"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (ForebayError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        # A damaged file leads torch's unpickler anywhere.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # Behind its first sentence, torch explains itself at length.
         reason = lines[0].split(". ")[0]
@@ -257,7 +271,7 @@ def _collect(value: Any, keys: tuple[str, ...], found: _Found, around: set[int])
     if isinstance(value, torch.Tensor):
         name = name if keys else "tensor"
         if name in found.tensors:
-            raise InvalidInputError(f"two tensors would have the name {name!r}")
+            raise InvalidInputError(f"two tensors would have the name {name!r}: {found.path}")
         found.tensors[name] = value.detach()
         return
     if isinstance(value, dict):
@@ -268,27 +282,29 @@ def _collect(value: Any, keys: tuple[str, ...], found: _Found, around: set[int])
         found.left_out.append({"name": name, "kind": type(value).__name__})
         return
     if id(value) in around:
-        raise InvalidInputError(f"{name!r} contains itself")
+        raise InvalidInputError(f"{name!r} contains itself: {found.path}")
     around.add(id(value))
     for key, inner in items:
         _collect(inner, (*keys, key), found, around)
     around.remove(id(value))
 
 
-def _described(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+def _described(path: str, name: str, tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
-        raise UnsupportedError(f"the tensor {name!r} has no plain bytes: it is {kind}")
+        raise UnsupportedError(f"the tensor {name!r} has no plain bytes, it is {kind}: {path}")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise UnsupportedError(f"the name {name!r} of a tensor isn't Unicode: rename it") from error
+        text = f"the name {name!r} of a tensor isn't Unicode: rename it in {path}"
+        raise UnsupportedError(text) from error
     torch_name = str(tensor.dtype).removeprefix("torch.")
     known = (ours for ours, theirs in _NAMES.items() if theirs == torch_name)
     dtype, shape = next(known, torch_name), list(tensor.shape)
     if dtype == "F4":
         if not shape:
-            raise UnsupportedError(f"the tensor {name!r} is one byte of F4 without a shape")
+            text = f"the tensor {name!r} is one byte of F4 without a shape: {path}"
+            raise UnsupportedError(text)
         shape[-1] *= 2
     return {
         "name": name,
