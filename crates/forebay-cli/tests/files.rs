@@ -556,6 +556,20 @@ fn a_tensor_is_printed_as_an_array() {
 }
 
 #[test]
+fn nothing_is_printed_of_a_tensor_that_cannot_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut array = npy::Header::to_bytes(Dtype::U8, &[2, 3]).unwrap();
+    let at = array.windows(5).position(|text| text == b"False").unwrap();
+    array[at..at + 5].copy_from_slice(b"True ");
+    array.extend_from_slice(b"abcdef");
+    fs::write(directory.path().join("turned.npy"), array).unwrap();
+    let arguments = ["cat", "turned.npy", "--tensor", "turned"];
+    let (code, stdout, stderr) = run(&arguments, &directory);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("turned.npy") && stderr.contains("convert"), "{stderr}");
+}
+
+#[test]
 fn a_reader_of_a_tensor_that_goes_away_is_taken_in_silence() {
     let directory = with_zoo();
     let arguments = ["cat", "model.safetensors", "--tensor", "large"];

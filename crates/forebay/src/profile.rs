@@ -146,7 +146,7 @@ impl Profiles {
             Err(error) => return Err(Error::from_io(error, "cannot read profiles").path(path)),
         };
         let unknown = |text: String| {
-            Error::new(ErrorKind::InvalidInput, format!("cannot understand profiles: {text}"))
+            Error::new(ErrorKind::InvalidInput, format!("cannot understand profiles: {text}:"))
                 .path(path)
                 .hint("remove the file, and tune again")
         };
