@@ -297,6 +297,22 @@ def test_what_torch_cannot_read_is_refused(
     assert main(["verify", str(tmp_path / "cut.pt")]) == 1
 
 
+def test_a_compressed_archive_has_the_bytes_that_were_compressed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {"a": torch.arange(5 << 20, dtype=torch.float32), "b": torch.ones(3)}
+    torch.save(wanted, tmp_path / "stored.pt")
+    stored, path = zipfile.ZipFile(tmp_path / "stored.pt"), tmp_path / "compressed.pt"
+    with stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as compressed:
+        for member in stored.infolist():
+            compressed.writestr(member.filename, stored.read(member))
+    out = tmp_path / "out.safetensors"
+    assert main(["convert", str(path), str(out), "--budget", "16M"]) == 3
+    assert "compressed" in capfd.readouterr().err
+    well("convert", path, out)
+    assert_equal(load_file(out), wanted)
+
+
 def test_a_file_that_misleads_torch_is_refused_as_a_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -235,19 +235,18 @@ def _torch_dtype(tensor: Mapping[str, Any]) -> torch.dtype:
 
 def _load(path: str, budget: int) -> Any:
     """Return the object in a file; its tensors are pages of the file, where that can be."""
-    with open(path, "rb") as file:
-        is_archive = file.read(len(_ZIP)) == _ZIP
-        size = os.fstat(file.fileno()).st_size
-    if not is_archive and size > budget:
+    unmapped = _unmapped(path)
+    if unmapped is not None and unmapped[1] > budget:
+        what, size = unmapped
         raise OutOfMemoryError(
-            f"{path} is in torch's format of before 1.6, which takes all of its {size} bytes of "
-            f"memory, of which {budget} may be used; raise the budget"
+            f"{path} is {what}, which takes all of its {size} bytes of memory, of which {budget} "
+            "may be used; raise the budget"
         )
     try:
         with warnings.catch_warnings():
             # What torch would have its own callers change isn't in the hands of who has the file.
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=unmapped is None)
     except pickle.UnpicklingError as error:
         text = str(error).strip().splitlines()
         reason = next((line.strip() for line in text if "GLOBAL" in line), text[0] if text else "")
@@ -263,6 +262,24 @@ def _load(path: str, budget: int) -> Any:
         # Behind its first sentence, torch explains itself at length.
         reason = lines[0].split(". ")[0]
         raise InvalidInputError(f"{path} can't be read by torch: {reason}") from error
+
+
+def _unmapped(path: str) -> tuple[str, int] | None:
+    """Return why a file's tensors aren't pages of it, and their bytes; None if they are.
+
+    Mapped by torch, the members of a compressed archive are the compressed bytes.
+    """
+    with open(path, "rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return "in torch's format of before 1.6", os.fstat(file.fileno()).st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        raise InvalidInputError(f"{path} can't be read by torch: {error}") from error
+    if all(member.compress_type == zipfile.ZIP_STORED for member in members):
+        return None
+    return "a compressed archive", sum(member.file_size for member in members)
 
 
 def _collect(value: Any, keys: tuple[str, ...], found: _Found, around: set[int]) -> None:
