@@ -216,6 +216,11 @@ fn a_flipped_bit_is_found_by_file_and_tensor_and_not_copied_on() {
     assert_eq!(code, 1);
     assert!(stderr.contains("\"large\"") && stderr.contains(&shard), "{stderr}");
     assert_eq!(names(directory.path()), ["model.safetensors", "sharded"]);
+    let output = forebay(&["cat", "sharded", "--tensor", "large"], directory.path()).output();
+    let Output { status, stderr, .. } = output.unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("\"large\"") && stderr.contains(&shard), "{stderr}");
 }
 
 #[test]
