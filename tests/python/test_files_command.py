@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -295,6 +296,29 @@ def test_what_torch_cannot_read_is_refused(
         assert str(tmp_path / name) in text
     assert not (tmp_path / "out.safetensors").exists()
     assert main(["verify", str(tmp_path / "cut.pt")]) == 1
+
+
+def test_a_drive_without_room_is_told_where_torch_writes(
+    small_ext4: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    torch.save({"scattered": torch.ones(4, 3).T}, tmp_path / "scattered.pt")
+    torch.save({"endless": torch.ones(1).expand(1 << 42)}, tmp_path / "endless.pt")
+    command = ["convert", str(tmp_path / "endless.pt"), str(small_ext4 / "out.safetensors")]
+    assert main(command) == 3
+    assert str(1 << 44) in capfd.readouterr().err
+    with (small_ext4 / "fill").open("wb", 0) as fill:
+        with contextlib.suppress(OSError):
+            while fill.write(bytes(512)):
+                pass
+        # Two blocks are left: for a directory, and for less than any file takes.
+        fill.truncate(fill.tell() - 2048)
+    for source, name in [("a.safetensors", "out.pt"), ("scattered.pt", "out.safetensors")]:
+        assert main(["convert", str(tmp_path / source), str(small_ext4 / name)]) == 3
+        text = capfd.readouterr().err
+        assert str(small_ext4) in text
+        assert "free some space" in text
+    assert sorted(os.listdir(small_ext4)) == ["fill", "lost+found"]
 
 
 def test_a_compressed_archive_has_the_bytes_that_were_compressed(

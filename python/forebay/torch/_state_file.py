@@ -11,8 +11,10 @@ Moving bytes is elsewhere: what is returned says where they are, or where they a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
+import shutil
 import struct
 import warnings
 import zipfile
@@ -26,6 +28,7 @@ from forebay.errors import (
     InvalidInputError,
     MismatchError,
     OutOfMemoryError,
+    SystemCallError,
     UnsupportedError,
 )
 from forebay.torch import as_bytes
@@ -64,6 +67,8 @@ _ZIP = b"PK\x03\x04"
 _DESCRIPTOR = b"PK\x07\x08"
 _ALIGNMENT = 64
 _COMPARED_BYTES = 64
+_OVERHEAD_BYTES = 1 << 20
+"""What an archive has beside the tensors, for some thousands of them."""
 
 
 @dataclass
@@ -110,18 +115,19 @@ def describe(
         found.tensors = {key: found.tensors[key] for key in [name] if key in found.tensors}
     mapping = _Mapping(path)
     limit = max(budget // 4, 1)
-    tensors = []
-    with contextlib.ExitStack() as stack:
-        spill = None
-        if scratch is not None:
-            spilled = os.path.join(scratch, "tensors.bin")
-            spill = _Spill(stack.enter_context(open(spilled, "xb")), limit)
-        for key, tensor in found.tensors.items():
-            described = _described(path, key, tensor)
-            file, offset = path, mapping.offset_of(tensor)
-            if offset is None and spill is not None:
-                file, offset = spill.path, spill.write(tensor)
-            tensors.append({**described, "file": file, "offset": offset})
+    tensors = [
+        {**_described(path, key, tensor), "file": path, "offset": mapping.offset_of(tensor)}
+        for key, tensor in found.tensors.items()
+    ]
+    if scratch is not None:
+        apart = [tensor for tensor in tensors if tensor["offset"] is None]
+        spilled = os.path.join(scratch, "tensors.bin")
+        with _told_where(spilled), open(spilled, "xb") as file:
+            _check_room(scratch, sum(tensor["bytes"] for tensor in apart))
+            spill = _Spill(file, limit)
+            for tensor in apart:
+                tensor["file"] = spilled
+                tensor["offset"] = spill.write(found.tensors[tensor["name"]])
     return {"tensors": tensors, "left_out": found.left_out, "tied": _tied(found.tensors)}
 
 
@@ -154,13 +160,15 @@ def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     length = sum(_aligned(tensor["bytes"]) for tensor in tensors)
     blank = f"{path}.blank"
     try:
-        with open(blank, "xb") as file:
-            file.truncate(length)
-        state = _blank_state(blank, length, tensors)
-        with skip_data():
-            torch.save(state, path)
+        with _told_where(path):
+            with open(blank, "xb") as file:
+                file.truncate(length)
+            state = _blank_state(blank, length, tensors)
+            with skip_data():
+                _save(state, path, length)
     finally:
-        os.unlink(blank)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(blank)
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     mapping = _Mapping(path)
     checksums = _zip_checksums(path)
@@ -170,6 +178,42 @@ def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         at = checksums.get(offset, []) if tensor["bytes"] else []
         rooms.append({"offset": offset, "zip_checksum_at": at})
     return rooms
+
+
+def _save(state: dict[str, torch.Tensor], path: str, length: int) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:
+        # torch's writer doesn't say what the system said: reserve what the file takes at least.
+        with open(path, "ab") as file:
+            os.posix_fallocate(file.fileno(), 0, length + _OVERHEAD_BYTES)
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ForebayError(f"torch can't write {path}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _told_where(path: str) -> Iterator[None]:
+    """Have what the system says name the file, and say what to do where there is no room."""
+    try:
+        yield
+    except ForebayError:
+        raise
+    except OSError as error:
+        text = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += "; free some space, or write to another file system"
+        raise SystemCallError(text, error.errno, path) from error
+
+
+def _check_room(folder: str, wanted: int) -> None:
+    """Refuse what is more than the file system has before it is full."""
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        text = (
+            f"tensors that aren't in one piece take {wanted} bytes in {folder}, which has {free} "
+            "free; free some space, or write to another file system"
+        )
+        raise SystemCallError(text, errno.ENOSPC, folder)
 
 
 def _place(mapping: _Mapping, tensor: torch.Tensor, path: str) -> int:
