@@ -78,6 +78,7 @@ class ForebayError(Exception):
             # OSError keeps its own fields, and fills them from its arguments.
             if errno is None:
                 OSError.__init__(self, message)
+                self.filename = filename
             elif filename is None:
                 OSError.__init__(self, errno, strerror)
             else:

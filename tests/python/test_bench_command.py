@@ -19,7 +19,7 @@ from forebay.bench import chart, figures, measure, payload, worker
 from forebay.bench.crew import Lost, Member, crew
 from forebay.bench.problem import Problem
 from forebay.bench.subjects import COMPARISONS
-from forebay.bench.subjects.fio import Setting, parse_setting
+from forebay.bench.subjects.fio import Setting, _block, parse_setting
 from forebay.bench.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -272,6 +272,19 @@ def test_settings_of_fio_are_read_and_refused() -> None:
         with pytest.raises(Problem, match="--fio") as caught:
             parse_setting(text)
         assert caught.value.code == 2
+
+
+def test_fio_moves_nearly_all_of_a_stripe_whatever_its_size() -> None:
+    page, mebi = 4096, 1 << 20
+    assert _block(2 * mebi, 4 * mebi) == 2 * mebi
+    assert _block(2 * mebi, 40 * mebi + page) == 2 * mebi
+    for pages in [*range(1, 1200), 4097, 9973]:
+        for wanted in (512, page, mebi, 2 * mebi):
+            stripe = pages * page
+            block = _block(wanted, stripe)
+            assert 0 < block <= wanted
+            assert block % 512 == 0
+            assert stripe // block * block * 10 >= stripe * 9, (pages, wanted)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ def test_without_a_gpu_it_is_refused_with_the_reason_before_anything_is_made(
     assert "nothing can be compared on a GPU here" in done.stderr
     assert "CUDA" in done.stderr
     assert os.listdir(tmp_path) == []
+    # It is the GPU that is missing, whatever else is.
+    done = run(*way, "--dir", tmp_path, "--size", "1000T")
+    assert "nothing can be compared on a GPU here" in done.stderr
     found = json.loads(run(*way, "--dir", tmp_path, *SMALL, "--json").stdout)
     assert (found["schema"], found["exit"]) == ("forebay.error/1", 3)
 

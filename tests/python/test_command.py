@@ -283,7 +283,9 @@ def test_an_environment_that_cannot_be_changed_is_an_object(
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     directory = tmp_path / "a\x1b[31mb\nc\x9bd\u202ee"
     directory.mkdir()
-    for arguments in (("report", directory), ("man", "--dir", directory / "none")):
+    file = directory / "file"
+    file.touch()
+    for arguments in (("report", directory), ("man", "--dir", file / "none")):
         done = run(*arguments)
         shown = done.stdout + done.stderr
         assert not {"\x1b", "\x9b", "\u202e"} & set(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -273,7 +274,6 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert sorted(os.listdir(tmp_path)) == ["plain.pt", "zip.pt"]
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse")
 def test_what_torch_cannot_read_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,9 +290,66 @@ def test_what_torch_cannot_read_is_refused(
         ("twice.pt", "'a.b'"),
     ]:
         assert main(["convert", str(tmp_path / name), str(tmp_path / "out.safetensors")]) == 2
-        assert words in capfd.readouterr().err
+        text = capfd.readouterr().err
+        assert words in text
+        assert text.count("\n") == 1
+        assert str(tmp_path / name) in text
     assert not (tmp_path / "out.safetensors").exists()
     assert main(["verify", str(tmp_path / "cut.pt")]) == 1
+
+
+def test_a_drive_without_room_is_told_where_torch_writes(
+    small_ext4: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    torch.save({"scattered": torch.ones(4, 3).T}, tmp_path / "scattered.pt")
+    torch.save({"endless": torch.ones(1).expand(1 << 42)}, tmp_path / "endless.pt")
+    command = ["convert", str(tmp_path / "endless.pt"), str(small_ext4 / "out.safetensors")]
+    assert main(command) == 3
+    assert str(1 << 44) in capfd.readouterr().err
+    with (small_ext4 / "fill").open("wb", 0) as fill:
+        with contextlib.suppress(OSError):
+            while fill.write(bytes(512)):
+                pass
+        # Two blocks are left: for a directory, and for less than any file takes.
+        fill.truncate(fill.tell() - 2048)
+    for source, name in [("a.safetensors", "out.pt"), ("scattered.pt", "out.safetensors")]:
+        assert main(["convert", str(tmp_path / source), str(small_ext4 / name)]) == 3
+        text = capfd.readouterr().err
+        assert str(small_ext4) in text
+        assert "free some space" in text
+    assert sorted(os.listdir(small_ext4)) == ["fill", "lost+found"]
+
+
+def test_a_compressed_archive_has_the_bytes_that_were_compressed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {"a": torch.arange(5 << 20, dtype=torch.float32), "b": torch.ones(3)}
+    torch.save(wanted, tmp_path / "stored.pt")
+    stored, path = zipfile.ZipFile(tmp_path / "stored.pt"), tmp_path / "compressed.pt"
+    with stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as compressed:
+        for member in stored.infolist():
+            compressed.writestr(member.filename, stored.read(member))
+    out = tmp_path / "out.safetensors"
+    assert main(["convert", str(path), str(out), "--budget", "16M"]) == 3
+    assert "compressed" in capfd.readouterr().err
+    well("convert", path, out)
+    assert_equal(load_file(out), wanted)
+
+
+def test_a_file_that_misleads_torch_is_refused_as_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "state.pt"
+    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    # The keys of storages come last, each behind an X and its length in four bytes.
+    keys = b"\x80\x02]q\x00X"
+    at = whole.rindex(keys) + len(keys) + 4
+    path.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
+    for command, code in [("ls", 2), ("verify", 1)]:
+        assert main([command, str(path)]) == code
+        assert f"{path} can't be read by torch" in capfd.readouterr().err
 
 
 def test_without_torch_its_files_are_refused_and_others_are_not(

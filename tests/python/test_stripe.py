@@ -566,3 +566,19 @@ def test_a_file_is_removed_from_all_directories(
     assert not [path for directory in directories for path in directory.iterdir()]
     with pytest.raises(FileNotFoundError):
         stripe.remove(NAME)
+
+
+def test_a_pipe_in_the_place_of_a_manifest_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    drives = [tmp_path / "one", tmp_path / "two"]
+    for drive in drives:
+        drive.mkdir()
+    array = pattern(3 * STRIPE)
+    with forebay.Handle(stripe=drives, stripe_size=STRIPE) as handle:
+        handle.store(array, NAME)
+        manifest = drives[1] / f"{NAME}.stripe.json"
+        manifest.unlink()
+        os.mkfifo(manifest)
+        for use in (handle.load, handle.store):
+            with pytest.raises(SystemCallError, match="pipe") as caught:
+                use(array, NAME)
+            assert caught.value.filename == str(manifest)

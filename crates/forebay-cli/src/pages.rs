@@ -35,7 +35,9 @@ pub(crate) fn man(directory: Option<&Path>, output: &Output) -> anyhow::Result<u
         clap_mangen::Man::new(definition()).render(&mut page)?;
         return print("man", &page, output);
     };
-    clap_mangen::generate_to(definition(), directory).map_err(|error| {
+    let written = std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(definition(), directory));
+    written.map_err(|error| {
         let directory = directory.display();
         Failure::environment(format!("cannot write man pages to {directory}: {error}"))
     })?;

@@ -216,6 +216,11 @@ fn a_flipped_bit_is_found_by_file_and_tensor_and_not_copied_on() {
     assert_eq!(code, 1);
     assert!(stderr.contains("\"large\"") && stderr.contains(&shard), "{stderr}");
     assert_eq!(names(directory.path()), ["model.safetensors", "sharded"]);
+    let output = forebay(&["cat", "sharded", "--tensor", "large"], directory.path()).output();
+    let Output { status, stderr, .. } = output.unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("\"large\"") && stderr.contains(&shard), "{stderr}");
 }
 
 #[test]
@@ -553,6 +558,20 @@ fn a_tensor_is_printed_as_an_array() {
     let (code, _, _) =
         run(&["cat", "model.safetensors", "--tensor", "large", "--json"], &directory);
     assert_eq!(code, 2);
+}
+
+#[test]
+fn nothing_is_printed_of_a_tensor_that_cannot_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut array = npy::Header::to_bytes(Dtype::U8, &[2, 3]).unwrap();
+    let at = array.windows(5).position(|text| text == b"False").unwrap();
+    array[at..at + 5].copy_from_slice(b"True ");
+    array.extend_from_slice(b"abcdef");
+    fs::write(directory.path().join("turned.npy"), array).unwrap();
+    let arguments = ["cat", "turned.npy", "--tensor", "turned"];
+    let (code, stdout, stderr) = run(&arguments, &directory);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("turned.npy") && stderr.contains("convert"), "{stderr}");
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl Error {
     pub fn from_os(code: i32, message: impl Into<String>) -> Self {
         let mut error = Self::new(ErrorKind::Os, message);
         error.0.os_code = Some(code);
-        error.0.hint = room_hint(code).map(str::to_owned);
+        error.0.hint = lack_hint(code).map(str::to_owned);
         error
     }
 
@@ -228,12 +228,14 @@ impl Error {
     }
 }
 
-/// What can be done about a lack of room, wherever it is met.
-fn room_hint(code: i32) -> Option<&'static str> {
+/// What can be done about a lack of room, or of descriptors, wherever it is met.
+fn lack_hint(code: i32) -> Option<&'static str> {
     match Errno::from_raw_os_error(code) {
         Errno::NOSPC => Some("free some space, or store to another file system"),
         Errno::DQUOT => Some("the disk quota is used up"),
         Errno::FBIG => Some("see `ulimit -f` and the limits of the file system"),
+        Errno::MFILE => Some("too few descriptors: see `ulimit -n`"),
+        Errno::NFILE => Some("the system is out of descriptors: see sysctl fs.file-max"),
         _ => None,
     }
 }
@@ -313,6 +315,14 @@ mod tests {
         for error in [Error::from_os(28, "cannot make"), Error::from_io(source, "cannot make")] {
             assert!(error.to_string().ends_with(tip), "{error}");
             assert!(error.hint("wait").to_string().ends_with("; wait"));
+        }
+    }
+
+    #[test]
+    fn whatever_lacks_a_descriptor_says_which_limit_it_is() {
+        for (code, limit) in [(24, "ulimit -n"), (23, "fs.file-max")] {
+            let error = Error::from_io(io::Error::from_raw_os_error(code), "cannot open");
+            assert!(error.to_string().contains(limit), "{error}");
         }
     }
 

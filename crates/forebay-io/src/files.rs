@@ -270,7 +270,7 @@ impl TensorFile {
                 }
                 Err(NoDirect::File(reason)) => Some(reason),
                 Err(NoDirect::Failed(code)) => {
-                    return Err(explain_open(self.os_error(code, "cannot open"), code));
+                    return Err(self.os_error(code, "cannot open"));
                 }
             },
         };
@@ -477,7 +477,7 @@ fn open_path(path: &Path, direction: Direction) -> Result<(OwnedFd, bool)> {
         if code == Errno::NXIO {
             return not_a_file();
         }
-        explain_open(Error::from_os(code.raw_os_error(), "cannot open"), code)
+        Error::from_os(code.raw_os_error(), "cannot open")
     };
     for _ in 0..OPEN_ATTEMPTS_MAX {
         match rustix::fs::open(path, flags, Mode::empty()) {
@@ -562,8 +562,7 @@ fn open_directory(path: &Path) -> Result<OwnedFd> {
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(parent, flags, Mode::empty()).map_err(|code| {
-        let error = Error::from_os(code.raw_os_error(), "cannot open the directory").path(parent);
-        explain_open(error, code)
+        Error::from_os(code.raw_os_error(), "cannot open the directory").path(parent)
     })
 }
 
@@ -577,14 +576,6 @@ fn is_link(path: &Path) -> bool {
 fn open_directory_behind(link: &Path, of_link: OwnedFd) -> OwnedFd {
     let target = link.canonicalize().ok();
     target.and_then(|target| open_directory(&target).ok()).unwrap_or(of_link)
-}
-
-fn explain_open(error: Error, code: Errno) -> Error {
-    match code {
-        Errno::MFILE => error.hint("too few descriptors: see `ulimit -n`"),
-        Errno::NFILE => error.hint("the system is out of descriptors: see sysctl fs.file-max"),
-        _ => error,
-    }
 }
 
 /// The logical block size of the device that the file is on, from sysfs.

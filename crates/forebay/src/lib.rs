@@ -18,6 +18,7 @@ mod kernel_files;
 mod lossy;
 pub mod npy;
 mod profile;
+mod regular;
 pub mod report;
 pub mod safetensors;
 mod size;

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{ErrorKind as IoErrorKind, Write};
+use std::io::{ErrorKind as IoErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use forebay_io::{
@@ -21,6 +21,7 @@ use forebay_io::{
 use serde::{Deserialize, Serialize};
 
 use crate::config::profiles_path;
+use crate::regular;
 use crate::topology;
 
 /// The layout of the file.
@@ -135,13 +136,17 @@ impl Profiles {
     ///
     /// As for [`Self::load`].
     pub fn read(path: &Path) -> Result<Self> {
-        let text = match fs::read(path) {
+        let read = || {
+            let mut text = Vec::new();
+            regular::open(path)?.read_to_end(&mut text).map(|_| text)
+        };
+        let text = match read() {
             Ok(text) => text,
             Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(Self::default()),
             Err(error) => return Err(Error::from_io(error, "cannot read profiles").path(path)),
         };
         let unknown = |text: String| {
-            Error::new(ErrorKind::InvalidInput, format!("cannot understand profiles: {text}"))
+            Error::new(ErrorKind::InvalidInput, format!("cannot understand profiles: {text}:"))
                 .path(path)
                 .hint("remove the file, and tune again")
         };

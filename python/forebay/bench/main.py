@@ -52,11 +52,11 @@ def run(options: dict[str, Any]) -> int:
         chart = options["output"]
         if chart is not None:
             _check_chart(chart)
+        if options["what"] == "gpu":
+            _check_gpu(options)
         size = options["size"]
         check_memory(size, _COPIES)
         check_space(directory, files_at_once(options) * size)
-        if options["what"] == "gpu":
-            _check_gpu(options)
         return _compare(chosen, payloads, options)
     except Problem as problem:
         return _give_up(problem, json=options["json"])

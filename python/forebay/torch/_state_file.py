@@ -11,16 +11,26 @@ Moving bytes is elsewhere: what is returned says where they are, or where they a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
+import shutil
 import struct
+import warnings
 import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from forebay.errors import InvalidInputError, MismatchError, OutOfMemoryError, UnsupportedError
+from forebay.errors import (
+    ForebayError,
+    InvalidInputError,
+    MismatchError,
+    OutOfMemoryError,
+    SystemCallError,
+    UnsupportedError,
+)
 from forebay.torch import as_bytes
 from forebay.torch.frame import packed
 
@@ -57,12 +67,15 @@ _ZIP = b"PK\x03\x04"
 _DESCRIPTOR = b"PK\x07\x08"
 _ALIGNMENT = 64
 _COMPARED_BYTES = 64
+_OVERHEAD_BYTES = 1 << 20
+"""What an archive has beside the tensors, for some thousands of them."""
 
 
 @dataclass
 class _Found:
     """What was found in a file's object."""
 
+    path: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     left_out: list[dict[str, str]] = field(default_factory=list)
 
@@ -96,24 +109,25 @@ def describe(
     InvalidInputError
         It isn't such a file, or needs objects that aren't unpickled.
     """
-    found = _Found()
+    found = _Found(path)
     _collect(_load(path, budget), (), found, set())
     if name is not None:
         found.tensors = {key: found.tensors[key] for key in [name] if key in found.tensors}
     mapping = _Mapping(path)
     limit = max(budget // 4, 1)
-    tensors = []
-    with contextlib.ExitStack() as stack:
-        spill = None
-        if scratch is not None:
-            spilled = os.path.join(scratch, "tensors.bin")
-            spill = _Spill(stack.enter_context(open(spilled, "xb")), limit)
-        for key, tensor in found.tensors.items():
-            described = _described(key, tensor)
-            file, offset = path, mapping.offset_of(tensor)
-            if offset is None and spill is not None:
-                file, offset = spill.path, spill.write(tensor)
-            tensors.append({**described, "file": file, "offset": offset})
+    tensors = [
+        {**_described(path, key, tensor), "file": path, "offset": mapping.offset_of(tensor)}
+        for key, tensor in found.tensors.items()
+    ]
+    if scratch is not None:
+        apart = [tensor for tensor in tensors if tensor["offset"] is None]
+        spilled = os.path.join(scratch, "tensors.bin")
+        with _told_where(spilled), open(spilled, "xb") as file:
+            _check_room(scratch, sum(tensor["bytes"] for tensor in apart))
+            spill = _Spill(file, limit)
+            for tensor in apart:
+                tensor["file"] = spilled
+                tensor["offset"] = spill.write(found.tensors[tensor["name"]])
     return {"tensors": tensors, "left_out": found.left_out, "tied": _tied(found.tensors)}
 
 
@@ -146,13 +160,15 @@ def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     length = sum(_aligned(tensor["bytes"]) for tensor in tensors)
     blank = f"{path}.blank"
     try:
-        with open(blank, "xb") as file:
-            file.truncate(length)
-        state = _blank_state(blank, length, tensors)
-        with skip_data():
-            torch.save(state, path)
+        with _told_where(path):
+            with open(blank, "xb") as file:
+                file.truncate(length)
+            state = _blank_state(blank, length, tensors)
+            with skip_data():
+                _save(state, path, length)
     finally:
-        os.unlink(blank)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(blank)
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     mapping = _Mapping(path)
     checksums = _zip_checksums(path)
@@ -162,6 +178,42 @@ def create(path: str, tensors: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         at = checksums.get(offset, []) if tensor["bytes"] else []
         rooms.append({"offset": offset, "zip_checksum_at": at})
     return rooms
+
+
+def _save(state: dict[str, torch.Tensor], path: str, length: int) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:
+        # torch's writer doesn't say what the system said: reserve what the file takes at least.
+        with open(path, "ab") as file:
+            os.posix_fallocate(file.fileno(), 0, length + _OVERHEAD_BYTES)
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ForebayError(f"torch can't write {path}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _told_where(path: str) -> Iterator[None]:
+    """Have what the system says name the file, and say what to do where there is no room."""
+    try:
+        yield
+    except ForebayError:
+        raise
+    except OSError as error:
+        text = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += "; free some space, or write to another file system"
+        raise SystemCallError(text, error.errno, path) from error
+
+
+def _check_room(folder: str, wanted: int) -> None:
+    """Refuse what is more than the file system has before it is full."""
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        text = (
+            f"tensors that aren't in one piece take {wanted} bytes in {folder}, which has {free} "
+            "free; free some space, or write to another file system"
+        )
+        raise SystemCallError(text, errno.ENOSPC, folder)
 
 
 def _place(mapping: _Mapping, tensor: torch.Tensor, path: str) -> int:
@@ -227,16 +279,18 @@ def _torch_dtype(tensor: Mapping[str, Any]) -> torch.dtype:
 
 def _load(path: str, budget: int) -> Any:
     """Return the object in a file; its tensors are pages of the file, where that can be."""
-    with open(path, "rb") as file:
-        is_archive = file.read(len(_ZIP)) == _ZIP
-        size = os.fstat(file.fileno()).st_size
-    if not is_archive and size > budget:
+    unmapped = _unmapped(path)
+    if unmapped is not None and unmapped[1] > budget:
+        what, size = unmapped
         raise OutOfMemoryError(
-            f"{path} is in torch's format of before 1.6, which takes all of its {size} bytes of "
-            f"memory, of which {budget} may be used; raise the budget"
+            f"{path} is {what}, which takes all of its {size} bytes of memory, of which {budget} "
+            "may be used; raise the budget"
         )
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        with warnings.catch_warnings():
+            # What torch would have its own callers change isn't in the hands of who has the file.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=unmapped is None)
     except pickle.UnpicklingError as error:
         text = str(error).strip().splitlines()
         reason = next((line.strip() for line in text if "GLOBAL" in line), text[0] if text else "")
@@ -244,11 +298,32 @@ def _load(path: str, budget: int) -> Any:
             f"{path} can't be read as tensors alone, and Python objects are never unpickled: "
             f"{reason}"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (ForebayError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        # A damaged file leads torch's unpickler anywhere.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # Behind its first sentence, torch explains itself at length.
         reason = lines[0].split(". ")[0]
         raise InvalidInputError(f"{path} can't be read by torch: {reason}") from error
+
+
+def _unmapped(path: str) -> tuple[str, int] | None:
+    """Return why a file's tensors aren't pages of it, and their bytes; None if they are.
+
+    Mapped by torch, the members of a compressed archive are the compressed bytes.
+    """
+    with open(path, "rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return "in torch's format of before 1.6", os.fstat(file.fileno()).st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        raise InvalidInputError(f"{path} can't be read by torch: {error}") from error
+    if all(member.compress_type == zipfile.ZIP_STORED for member in members):
+        return None
+    return "a compressed archive", sum(member.file_size for member in members)
 
 
 def _collect(value: Any, keys: tuple[str, ...], found: _Found, around: set[int]) -> None:
@@ -257,7 +332,7 @@ def _collect(value: Any, keys: tuple[str, ...], found: _Found, around: set[int])
     if isinstance(value, torch.Tensor):
         name = name if keys else "tensor"
         if name in found.tensors:
-            raise InvalidInputError(f"two tensors would have the name {name!r}")
+            raise InvalidInputError(f"two tensors would have the name {name!r}: {found.path}")
         found.tensors[name] = value.detach()
         return
     if isinstance(value, dict):
@@ -268,27 +343,29 @@ def _collect(value: Any, keys: tuple[str, ...], found: _Found, around: set[int])
         found.left_out.append({"name": name, "kind": type(value).__name__})
         return
     if id(value) in around:
-        raise InvalidInputError(f"{name!r} contains itself")
+        raise InvalidInputError(f"{name!r} contains itself: {found.path}")
     around.add(id(value))
     for key, inner in items:
         _collect(inner, (*keys, key), found, around)
     around.remove(id(value))
 
 
-def _described(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+def _described(path: str, name: str, tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
-        raise UnsupportedError(f"the tensor {name!r} has no plain bytes: it is {kind}")
+        raise UnsupportedError(f"the tensor {name!r} has no plain bytes, it is {kind}: {path}")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise UnsupportedError(f"the name {name!r} of a tensor isn't Unicode: rename it") from error
+        text = f"the name {name!r} of a tensor isn't Unicode: rename it in {path}"
+        raise UnsupportedError(text) from error
     torch_name = str(tensor.dtype).removeprefix("torch.")
     known = (ours for ours, theirs in _NAMES.items() if theirs == torch_name)
     dtype, shape = next(known, torch_name), list(tensor.shape)
     if dtype == "F4":
         if not shape:
-            raise UnsupportedError(f"the tensor {name!r} is one byte of F4 without a shape")
+            text = f"the tensor {name!r} is one byte of F4 without a shape: {path}"
+            raise UnsupportedError(text)
         shape[-1] *= 2
     return {
         "name": name,

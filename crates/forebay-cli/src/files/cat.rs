@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use forebay::catalog::Kind;
 use forebay::convert::{npy_header, read_pieces};
+use forebay::io::Error;
 
 use super::torch::Wanted;
 use super::{Opened, failure};
@@ -56,9 +57,20 @@ pub(crate) fn run(options: &Cat, host: &dyn Host, output: &Output) -> Result<u8>
     let Some(tensor) = opened.catalog.get(&options.tensor) else {
         return Err(missing(options, &opened).into());
     };
-    write_bytes(&npy_header(tensor).map_err(failure)?)?;
-    read_pieces(&opened.catalog, tensor, write_bytes)?;
+    // With the first bytes, so that nothing is printed of a tensor that can't be read.
+    let mut header = Some(npy_header(tensor).map_err(failure)?);
+    let mut print = |piece: &[u8]| {
+        header.take().map_or(Ok(()), |header| write_bytes(&header))?;
+        write_bytes(piece)
+    };
+    read_pieces(&opened.catalog, tensor, &mut print).map_err(as_failure)?;
+    print(&[])?;
     Ok(Exit::Done as u8)
+}
+
+/// What reading met with its exit code; what writing met as it is.
+fn as_failure(error: anyhow::Error) -> anyhow::Error {
+    error.downcast::<Error>().map_or_else(|other| other, failure)
 }
 
 /// Room for a tensor that torch has to put together.

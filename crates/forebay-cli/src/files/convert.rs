@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use forebay::ByteSize;
 use forebay::convert::{self, Room, Sharding, Written};
-use forebay::io::ErrorKind;
+use forebay::io::{Error, ErrorKind};
 use serde::Serialize;
 
 use super::progress::Progress;
@@ -146,7 +146,7 @@ pub(crate) fn run(options: &Convert, host: &dyn Host, output: &Output) -> Result
     may_replace(&path, target, options.force)?;
     let (parent, name) = parts_of(&path)?;
     let scratch = Scratch::new(&parent, SUBCOMMAND).map_err(|error| {
-        Failure::environment(format!("cannot write in {}: {error}", parent.display()))
+        Failure::environment(Error::from_io(error, "cannot write in").path(&parent).to_string())
     })?;
     let budget = options.budget.0;
     let wanted = Wanted { budget, scratch: Some(scratch.path()), name: None };
@@ -183,7 +183,7 @@ fn write(
     let catalog = &opened.catalog;
     if target.is_directory() {
         std::fs::create_dir(made).map_err(|error| {
-            Failure::environment(format!("cannot make {}: {error}", made.display()))
+            Failure::environment(Error::from_io(error, "cannot make").path(made).to_string())
         })?;
     }
     let progress = Progress::new("converting", catalog.bytes());

@@ -105,7 +105,8 @@ pub(super) fn describe(
     let mut files: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for Tensor { name, dtype, shape, bytes, file, offset } in tensors {
         let dtype: Dtype = dtype.parse().map_err(|_| {
-            Failure::usage(format!("the tensor {name:?} is {dtype}, which safetensors hasn't"))
+            let text = format!("the tensor {name:?} is {dtype}, which safetensors hasn't");
+            Failure::usage(format!("{text}: {path}"))
         })?;
         let next = catalog.files.len();
         let file = match files.entry(file) {

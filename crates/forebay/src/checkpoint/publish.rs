@@ -4,7 +4,7 @@
 //! All of it happens with the directory locked, so that writers of several processes take turns.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use forebay_io::{Durability, Error, ErrorKind, Result};
@@ -13,6 +13,7 @@ use super::leftovers::{Claim, remove_tree};
 use super::name::{LATEST_FILE, MANIFEST_FILE, Part, Stem, parse_step, step_directory};
 use super::storage::Storage;
 use super::write::sync_directory;
+use crate::regular;
 
 /// Attempts at giving a checkpoint its name, which others can take and give back meanwhile where
 /// directories can't be locked.
@@ -189,7 +190,10 @@ pub(super) fn to_load(directory: &Path) -> Result<Option<u64>> {
 /// What the file `latest` names.
 fn latest_file(directory: &Path) -> Option<u64> {
     let path = directory.join(LATEST_FILE);
-    let short = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= LATEST_BYTES_MAX);
-    let text = short.then(|| fs::read_to_string(path).ok())??;
+    let mut text = String::new();
+    regular::open(&path).ok()?.take(LATEST_BYTES_MAX + 1).read_to_string(&mut text).ok()?;
+    if text.len() as u64 > LATEST_BYTES_MAX {
+        return None;
+    }
     parse_step(text.strip_suffix('\n').unwrap_or(&text))
 }

@@ -18,6 +18,7 @@ use super::leftovers::is_at;
 use super::manifest::{MANIFEST_BYTES_MAX, Manifest, TensorEntry};
 use super::name::{MANIFEST_FILE, STATE_FILE, STEP_MAX, shard_file, step_directory};
 use super::publish::{steps, to_load};
+use crate::regular;
 use crate::safetensors::{Stop, crc32c, crc32c_combine};
 
 /// Threads that read pieces and check them: each piece is several transfers, so few keep the queues
@@ -334,7 +335,7 @@ fn check_size(path: &Path, wanted: u64) -> Result<()> {
 /// Reads a file of at most so many bytes.
 fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let failed = |error| Error::from_io(error, "cannot read").path(path);
-    let file = File::open(path).map_err(failed)?;
+    let file = regular::open(path).map_err(failed)?;
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > bytes_max {

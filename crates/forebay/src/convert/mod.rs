@@ -31,6 +31,7 @@ use serde::Deserialize;
 
 use crate::catalog::{Catalog, Entry, verify_state};
 use crate::npy;
+use crate::safetensors::{crc32c, crc32c_combine};
 use output::{Begin, Output};
 pub use publish::{publish, refuse_replacing, resolve};
 pub use shards::Sharding;
@@ -197,15 +198,27 @@ pub fn npy_header(tensor: &Entry) -> Result<Vec<u8>> {
 ///
 /// # Errors
 ///
-/// What reading met; [`ErrorKind::Unsupported`] for an array in Fortran order; what `take` returns.
+/// What reading met; [`ErrorKind::Unsupported`] for an array in Fortran order; what `take` returns;
+/// [`ErrorKind::Corrupt`], after the last piece, for bytes that don't match the tensor's checksum.
 pub fn read_pieces<E: From<Error>>(
     catalog: &Catalog,
     tensor: &Entry,
-    take: impl FnMut(&[u8]) -> std::result::Result<(), E>,
+    mut take: impl FnMut(&[u8]) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     let (path, offset) = catalog.place(tensor)?;
-    copy::read_pieces(path, offset, tensor, take)?;
-    Ok(catalog.check_unchanged()?)
+    let mut found = crc32c(&[]);
+    let sum_and_take = |piece: &[u8]| {
+        found = crc32c_combine(found, crc32c(piece), piece.len() as u64);
+        take(piece)
+    };
+    copy::read_pieces(path, offset, tensor, sum_and_take)?;
+    catalog.check_unchanged()?;
+    match tensor.checksum {
+        Some(wanted) if wanted != found => {
+            Err(mismatched(path, &tensor.name, wanted, found).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads every tensor of which the catalog has a checksum, and what else is in a checkpoint; the
@@ -227,11 +240,14 @@ pub fn verify(
 
 /// A tensor whose bytes aren't those that its file says they are.
 fn corrupt(catalog: &Catalog, mismatch: &Mismatch) -> Error {
-    let Mismatch { tensor, wanted, found } = mismatch;
-    let tensor = &catalog.tensors[*tensor];
+    let Mismatch { tensor, wanted, found } = *mismatch;
+    let tensor = &catalog.tensors[tensor];
+    mismatched(&catalog.files[tensor.file].path, &tensor.name, wanted, found)
+}
+
+fn mismatched(path: &Path, tensor: &str, wanted: u32, found: u32) -> Error {
     let text = format!(
-        "the tensor {:?} has CRC32C {found:08x}, and by the file's header {wanted:08x}:",
-        tensor.name
+        "the tensor {tensor:?} has CRC32C {found:08x}, and by the file's header {wanted:08x}:"
     );
-    Error::new(ErrorKind::Corrupt, text).path(&catalog.files[tensor.file].path)
+    Error::new(ErrorKind::Corrupt, text).path(path)
 }

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::ErrorKind as IoErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_io::directory::exchange;
@@ -35,13 +36,17 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
 }
 
 /// Refuses what may not be replaced by a file, or by a directory: with `replace`, a directory in
-/// which there is anything but tensors; without it, everything.
+/// which there is anything but tensors, a device, a pipe, a socket; without it, everything. A file
+/// isn't named as a directory is, with a slash at the end.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::InvalidInput`], with the path and what is in the way.
 pub fn refuse_replacing(path: &Path, directory: bool, replace: bool) -> Result<()> {
     let refused = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text).path(path));
+    if !directory && path.as_os_str().as_bytes().ends_with(b"/") {
+        return refused("a file was to be written, and this names a directory:");
+    }
     let facts = match fs::symlink_metadata(path) {
         Ok(facts) => facts,
         Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(()),
@@ -49,6 +54,9 @@ pub fn refuse_replacing(path: &Path, directory: bool, replace: bool) -> Result<(
     };
     if !replace {
         return refused("there is something already:");
+    }
+    if !facts.is_dir() && !facts.is_file() {
+        return refused("only plain files can be replaced, and there is a device, pipe or socket:");
     }
     match (facts.is_dir(), directory) {
         (true, false) => refused("a file can't replace the directory"),
@@ -158,6 +166,28 @@ mod tests {
         publish(&made, &path, true).unwrap();
         assert_eq!(fs::read(path.join("a.npy")).unwrap(), b"new");
         assert_eq!(fs::read(made.join("a.npy")).unwrap(), b"old");
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_never_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let [made, path] = ["made", "path"].map(|name| directory.path().join(name));
+        fs::write(&made, "new").unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let error = publish(&made, &path, true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(socket.local_addr().is_ok() && fs::read(&path).is_err());
+        assert_eq!(fs::read(&made).unwrap(), b"new");
+        assert!(refuse_replacing(Path::new("/dev/full"), false, true).is_err());
+    }
+
+    #[test]
+    fn a_name_of_a_directory_is_none_of_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors/");
+        let error = refuse_replacing(&path, false, true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        refuse_replacing(&path, true, true).unwrap();
     }
 
     #[test]

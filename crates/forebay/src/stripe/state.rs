@@ -1,6 +1,6 @@
 //! What the manifests of one name say together.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -11,6 +11,7 @@ use super::layout::Layout;
 use super::manifest::{Generation, MANIFEST_BYTES_MAX, Manifest};
 use super::name::Name;
 use super::set::Set;
+use crate::regular;
 
 /// A logical file that is whole, as far as its manifests go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub(super) fn read_all(set: &Set, name: &Name) -> Result<Vec<Option<Vec<u8>>>> {
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
+    let file = match regular::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),

@@ -10,7 +10,9 @@ pub const INTERVAL: Duration = Duration::from_millis(100);
 /// Bars of a sparkline, from nothing to the most.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The bytes of each interval of a loop. The last interval may be shorter than the others.
+/// The bytes of each interval of a loop. The last interval is from half as long to one and a half
+/// times as long as the others: what completes together in a shorter one would be a rate that no
+/// drive has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     bytes: Vec<f64>,
@@ -36,11 +38,13 @@ impl Rates {
         #[expect(clippy::cast_precision_loss, reason = "bytes of a sample, for a rate")]
         let bytes = bytes as f64;
         let step = INTERVAL.as_secs_f64();
+        let last = self.bytes.len().saturating_sub(1);
         for (index, sum) in self.bytes.iter_mut().enumerate() {
             #[expect(clippy::cast_precision_loss, reason = "a number of intervals")]
             let from = index as f64 * step;
-            let shared = (end.min(from + step) - start.max(from)).max(0.0);
-            let is_last = end <= start && (from..from + step).contains(&start);
+            let to = if index == last { f64::INFINITY } else { from + step };
+            let shared = (end.min(to) - start.max(from)).max(0.0);
+            let is_last = end <= start && (from..to).contains(&start);
             *sum += if end > start { bytes * shared / (end - start) } else { 0.0 };
             *sum += if is_last { bytes } else { 0.0 };
         }
@@ -75,7 +79,7 @@ fn intervals(seconds: f64) -> usize {
         clippy::cast_sign_loss,
         reason = "a time that was measured"
     )]
-    let count = (seconds / INTERVAL.as_secs_f64()).ceil() as usize;
+    let count = (seconds / INTERVAL.as_secs_f64()).round() as usize;
     count.max(1)
 }
 
@@ -119,9 +123,18 @@ mod tests {
 
     #[test]
     fn samples_that_come_late_are_spread_over_the_intervals_they_cover() {
-        let rates = Rates::from_samples(&[millis(100, 10), millis(300, 50), millis(350, 60)]);
+        let rates = Rates::from_samples(&[millis(100, 10), millis(300, 50), millis(390, 68)]);
         let found = rates.per_second();
         assert!(close(&found, &[100.0, 200.0, 200.0, 200.0]), "{found:?}");
+    }
+
+    #[test]
+    fn what_completes_together_at_the_end_is_no_higher_rate_than_the_loops() {
+        let rates = Rates::from_samples(&[millis(100, 10), millis(200, 20), millis(201, 30)]);
+        let found = rates.per_second();
+        assert!(close(&found, &[100.0, 20.0 / 0.101]), "{found:?}");
+        let found = Rates::from_samples(&[millis(20, 5), millis(20, 6)]).per_second();
+        assert!(close(&found, &[300.0]), "{found:?}");
     }
 
     #[test]

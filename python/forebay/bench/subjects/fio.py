@@ -66,6 +66,18 @@ def parse_setting(text: str) -> Setting:
     return setting
 
 
+def _block(wanted: int, stripe: int) -> int:
+    """Return the block size for a stripe; a smaller one if much of the stripe would be left over.
+
+    fio moves whole blocks only.
+    """
+    block = min(wanted, stripe)
+    if stripe % block * 10 <= stripe:
+        return block
+    blocks = -(-stripe // block)
+    return stripe // blocks // _SECTOR_BYTES * _SECTOR_BYTES
+
+
 class Fio(Subject):
     """One file, by the best of a few settings for each way, or by the one given."""
 
@@ -132,7 +144,7 @@ class Fio(Subject):
     def _run(way: str, path: str, setting: Setting, size: int) -> Timing:
         # Jobs have a stripe of the file each.
         stripe = -(-size // setting.jobs // _SECTOR_BYTES) * _SECTOR_BYTES
-        block = min(setting.block_bytes, stripe)
+        block = _block(setting.block_bytes, stripe)
         # Registered once, as Forebay's are.
         extra = ["--fixedbufs=1"] if setting.engine == "io_uring" else []
         # fio reads a colon in a file name as a separator; it takes a backslash before it.
