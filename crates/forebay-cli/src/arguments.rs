@@ -96,6 +96,7 @@ pub(crate) enum Subcommand {
 
     /// Print the completions of a shell
     #[command(after_help = "Examples:\n  \
+        mkdir -p ~/.local/share/bash-completion/completions ~/.zfunc\n  \
         forebay completions bash > ~/.local/share/bash-completion/completions/forebay\n  \
         forebay completions zsh > ~/.zfunc/_forebay")]
     Completions {
