@@ -1,7 +1,7 @@
 //! Which of a process's interpreters this is.
 //!
 //! Since 3.12, Python itself refuses to load the module in a subinterpreter. Before, it would load,
-//! and the process would hang at its end: PyO3 attaches threads to the main interpreter.
+//! and the process would hang at its end: `PyO3` attaches threads to the main interpreter.
 #![expect(unsafe_code, reason = "asks Python's C interface for the interpreter")]
 
 use pyo3::exceptions::PyImportError;
