@@ -6,7 +6,9 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,6 +254,37 @@ def test_other_threads_run_while_one_waits(path: Path, way: str) -> None:
     handle.close()
     # A wait that held the GIL would leave the other thread no turn in a quarter of a second.
     assert counts[0] > 1000
+
+
+def test_other_threads_run_while_many_arrays_are_looked_up(
+    handle: forebay.Handle, path: Path
+) -> None:
+    turns = [0]
+    stop = threading.Event()
+
+    def take_turns() -> None:
+        while not stop.is_set():
+            turns[0] += 1
+            # Another turn takes another thread that lets go.
+            time.sleep(0)
+
+    array: Any = pattern(64)
+    # The last is refused, so that nothing is submitted: all the time goes to looking arrays up.
+    items = [(array, str(path), 64 * index) for index in range(40_000)] + [(None, str(path), 0)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    other = threading.Thread(target=take_turns)
+    other.start()
+    try:
+        before = turns[0]
+        with pytest.raises(TypeError):
+            handle._core.submit(True, items, False, "demand", None)
+        after = turns[0]
+    finally:
+        stop.set()
+        other.join()
+        sys.setswitchinterval(interval)
+    assert after - before > 10
 
 
 def test_threads_share_a_handle(handle: forebay.Handle, tmp_path: Path) -> None:
