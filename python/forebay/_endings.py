@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from forebay import _forebay
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
             """Forget the parent's operations."""
 
 
-__all__ = ["forkable", "handles", "report_unraisable"]
+__all__ = ["forkable", "handles", "living", "report_unraisable"]
+
+_Member = TypeVar("_Member")
 
 handles: weakref.WeakSet[Closable] = weakref.WeakSet()
 """The handles and checkpointers of this process that are still there."""
@@ -44,13 +46,22 @@ _told_multiprocessing: list[bool] = []
 def _at_exit() -> None:
     """Finish what is under way, and warn of failures that nobody heard of."""
     try:
-        for handle in list(handles):
+        for handle in living(handles):
             try:
                 handle.close_and_warn()
             except Exception as error:  # noqa: PERF203 (a warning may be an error: others go on)
                 report_unraisable(error, handle)
     finally:
         _forebay.drain_all()
+
+
+def living(members: weakref.WeakSet[_Member]) -> list[_Member]:
+    """Return what is in a set to which other threads may add."""
+    while True:
+        try:
+            return list(members)
+        except RuntimeError:  # noqa: PERF203 (it has grown meanwhile)
+            continue
 
 
 def report_unraisable(error: BaseException, about: object) -> None:

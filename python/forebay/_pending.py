@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING
+
+from forebay._endings import living
 
 if TYPE_CHECKING:
     from forebay._forebay import Operation
     from forebay.errors import ForebayError
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "release_finished"]
 
 _LOOKS_PER_ADDITION = 4
 """Operations that each new one looks at: 0.1 µs each, and all are seen by a quarter as many."""
@@ -18,7 +21,8 @@ _LOOKS_PER_ADDITION = 4
 class Pending:
     """A list of operations that stays short although nobody waits.
 
-    Every operation counts once in what :meth:`take` returns, in whichever order it finishes. The
+    Every operation counts once in what :meth:`take` returns, in whichever order it finishes. Who
+    takes some says when they are settled, so that others who wait know of them meanwhile. The
     arrays of finished ones are let go outside the lock: their finalizers may come back here.
     """
 
@@ -28,6 +32,8 @@ class Pending:
         self._finished = 0
         self._failures: list[ForebayError] = []
         self._next_index = 0
+        self._taken: list[list[Operation]] = []
+        _all.add(self)
 
     def reset(self) -> None:
         """Forget everything: in a forked child, where the parent's operations are not ours."""
@@ -45,8 +51,9 @@ class Pending:
         """Let go of the arrays of all operations that have finished."""
         with self._lock:
             finished = self._sweep(len(self._operations))
-        for done in finished:
-            done.release()
+            taken = [operation for batch in self._taken for operation in batch]
+        for operation in [*finished, *taken]:
+            operation.release()
 
     def _sweep(self, looks: int) -> list[Operation]:
         """Take out what has finished among the next few operations, going round."""
@@ -64,17 +71,41 @@ class Pending:
         return finished
 
     def take(self) -> tuple[int, list[Operation], list[ForebayError]]:
-        """Return how many finished and were forgotten, the others, and failures; start anew."""
+        """Return how many finished and were forgotten, the others, and failures; start anew.
+
+        The others are in the hands of the caller until :meth:`settle` or :meth:`put_back`.
+        """
         with self._lock:
             taken = self._finished, self._operations, self._failures
+            self._taken.append(self._operations)
             self._finished, self._operations, self._failures = 0, [], []
             return taken
+
+    def settle(self, operations: list[Operation]) -> None:
+        """Forget what was taken, all of which has finished."""
+        with self._lock:
+            self._taken = [batch for batch in self._taken if batch is not operations]
 
     def put_back(
         self, finished: int, operations: list[Operation], failures: list[ForebayError]
     ) -> None:
-        """Undo a :meth:`take` that was cut short."""
+        """Undo a :meth:`take` that was cut short after so many of the operations."""
         with self._lock:
             self._finished += finished
             self._operations[:0] = operations
             self._failures[:0] = failures
+
+    def others(self) -> list[Operation]:
+        """Return what is in the hands of others, who wait for it and count it."""
+        with self._lock:
+            return [operation for batch in self._taken for operation in batch]
+
+
+_all: weakref.WeakSet[Pending] = weakref.WeakSet()
+"""Those of all handles."""
+
+
+def release_finished() -> None:
+    """Let go of the arrays of all operations that have finished, of whichever handle."""
+    for pending in living(_all):
+        pending.release()

@@ -99,12 +99,14 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         # Reentrant: a finalizer that runs in between may come back here.
         self._lock = threading.RLock()
         self._pending: list[_Pending] = []
+        self._settling: list[list[_Pending]] = []
         forkable.add(self)
 
     def forget_pending(self) -> None:
         """Forget the parent's operations, in a forked child."""
         self._lock = threading.RLock()
         self._pending = []
+        self._settling = []
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a handle can't be copied: make one in each process")
@@ -225,10 +227,11 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         return self.sync_pwrite(tensor, fp)
 
     def wait(self) -> int:
-        """Complete all asynchronous operations and return how many they were."""
-        with self._lock:
-            pending, self._pending = self._pending, []
-        return self._settle(pending)
+        """Complete all asynchronous operations and return how many they were.
+
+        Where several threads wait at once, all wait for all, and each operation is counted by one.
+        """
+        return self._settle([])
 
     # Memory
 
@@ -293,32 +296,32 @@ class aio_handle:  # noqa: N801 (DeepNVMe's name)
         Each pending operation is counted by exactly one thread, so concurrent blocking calls
         return 1 each.
         """
-        with self._lock:
-            pending, self._pending = self._pending, []
         try:
-            return self._settle([*pending, operation])
+            return self._settle([operation])
         except BaseException:
             # Interrupted: nobody knows of this one to wait for it. Else it is done already.
-            with self._lock:
-                if operation in self._pending:
-                    self._pending.remove(operation)
             operation.cancel()
             raise
 
-    def _settle(self, operations: list[_Pending]) -> int:
-        failures: list[ForebayError] = []
-        waited = 0
+    def _settle(self, own: list[_Pending]) -> int:
+        """Complete all pending operations, and those of a blocking call; return how many."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+            self._settling.append(pending)
+        operations = [*pending, *own]
         try:
-            for operation in operations:
-                try:
-                    operation.complete()
-                except ForebayError as error:
-                    failures.append(error)
-                waited += 1
-        except BaseException:
-            # Interrupted: the others are still pending.
+            failures = [error for error in map(_failure, operations) if error is not None]
+            # What other threads complete they count, and hear of its failures.
             with self._lock:
-                self._pending[:0] = operations[waited:]
+                self._settling = [batch for batch in self._settling if batch is not pending]
+                elsewhere = [operation for batch in self._settling for operation in batch]
+            for operation in elsewhere:
+                operation.wait_finished()
+        except BaseException:
+            # Interrupted: all are still pending, and the next call hears of their failures.
+            with self._lock:
+                self._pending[:0] = pending
+                self._settling = [batch for batch in self._settling if batch is not pending]
             raise
         self._handle._log_notices()  # noqa: SLF001
         if failures:
@@ -353,6 +356,9 @@ class _Pending:
     def cancel(self) -> None:
         self._operation.cancel()
 
+    def wait_finished(self) -> None:
+        self._operation.wait_finished()
+
     def complete(self) -> None:
         self._operation.wait()
         if self._validation is None:
@@ -367,6 +373,15 @@ class _Pending:
                 offset=position,
                 operation="validate",
             )
+
+
+def _failure(operation: _Pending) -> ForebayError | None:
+    """Complete an operation, and return what it met."""
+    try:
+        operation.complete()
+    except ForebayError as error:
+        return error
+    return None
 
 
 def _differs(buffer: Any, name: str, offset: int) -> int | None:

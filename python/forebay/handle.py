@@ -39,6 +39,8 @@ _logger = logging.getLogger("forebay")
 _LOGGED_MAX = 1024
 """Texts that are remembered, so that each is logged once however many handles there are."""
 
+_UNFINISHED = "some operations aren't done in time; they go on"
+
 _logged: set[str] = set()
 
 
@@ -365,7 +367,8 @@ class Handle(Closing):
         Returns
         -------
         int
-            How many finished since the last call; 0 if there were none.
+            How many finished since the last call; 0 if there were none. Where several threads
+            wait at once, all wait for all, and each operation counts, and fails, for one of them.
 
         Raises
         ------
@@ -515,14 +518,20 @@ class Handle(Closing):
         waited = 0
         try:
             for operation in operations:
-                left = None if deadline is None else deadline - time.monotonic()
-                failure = _outcome(operation, left)
+                failure = _outcome(operation, _left(deadline))
                 waited += 1
                 if failure is not None:
                     failures.append(failure)
+            self._pending.settle(operations)
+            # What other threads wait for they count, and hear of its failures.
+            for operation in self._pending.others():
+                if not operation.wait_finished(_left(deadline)):
+                    raise WaitTimeoutError(_UNFINISHED)
         except BaseException:
             self._pending.put_back(count + waited, operations[waited:], failures)
             raise
+        finally:
+            self._pending.settle(operations)
         return count + waited, failures
 
     def _raise_first(self, failures: list[ForebayError]) -> None:
@@ -558,13 +567,16 @@ def _parts(item: Item) -> tuple[Any, Target, int | None]:
 
 def _outcome(operation: _forebay.Operation, timeout: float | None) -> ForebayError | None:
     """Wait for an operation, and return its failure unless somebody knows of it."""
-    known = operation.heard
     try:
-        finished = operation.wait(timeout)
+        finished = operation.wait_unheard(timeout)
     except OperationCancelledError:
         return None
     except ForebayError as error:
-        return None if known else error
+        return error
     if not finished:
-        raise WaitTimeoutError("some operations aren't done in time; they go on")
+        raise WaitTimeoutError(_UNFINISHED)
     return None
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from forebay import _forebay
 from forebay._arguments import parse_index, parse_seconds, parse_size
+from forebay._pending import release_finished
 from forebay.errors import InvalidInputError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Pool:
                 f"shape {extents} of {kind} takes {length} bytes, more than memory can have",
                 wanted=length,
             )
-        buffer = self._core.allocate(length, _ALIGNMENT_BYTES, parse_seconds(timeout))
+        seconds = parse_seconds(timeout)
+        buffer = self._core.allocate(length, _ALIGNMENT_BYTES, seconds, release_finished)
         return make(buffer, kind, extents)
 
     def trim(self) -> int:

@@ -117,6 +117,77 @@ def test_a_forked_child_forgets_the_parents_operations(tmp_path: Path) -> None:
     assert (tmp_path / "child").read_bytes() == b"c" * 5000
 
 
+def slow_aio() -> forebay.aio_handle:
+    """Return one that hands out few blocks at a time, and those slowly."""
+    aio = forebay.aio_handle(block_size=65536, queue_depth=2)
+    aio._handle = forebay.Handle(
+        throttle="8MiB",
+        page_cache=False,
+        block_size="64k",
+        queue_depth=2,
+        intra_op_parallelism=1,
+    )
+    return aio
+
+
+def test_who_waits_beside_another_thread_waits_for_all(path: Path) -> None:
+    aio = slow_aio()
+    data = pattern(2 << 20)
+    aio.async_pwrite(data, path)
+    operation = aio._pending[0]._operation
+    counts: list[int] = []
+    other = threading.Thread(target=lambda: counts.append(aio.wait()))
+    other.start()
+    while aio._pending:
+        pass
+    counts.append(aio.wait())
+    assert operation.done()
+    other.join()
+    assert sorted(counts) == [0, 1]
+    assert path.read_bytes() == data.tobytes()
+
+
+def test_a_failure_before_an_interrupt_is_raised_by_the_next_wait(path: Path) -> None:
+    done = run_python(
+        f"""
+        import os, signal, threading, time, forebay
+        aio = forebay.aio_handle(block_size=65536, queue_depth=2)
+        aio._handle = forebay.Handle(
+            throttle="2MiB", page_cache=False, block_size="64k", queue_depth=2,
+            intra_op_parallelism=1,
+        )
+        path = {str(path)!r}
+        with open(path, "wb") as file:
+            file.write(bytes(1 << 20))
+        aio.async_pread(bytearray(1 << 20), path)
+        os.truncate(path, 0)
+        aio.async_pwrite(bytes(3 << 20), path + ".slow")
+        first, second = (pending._operation for pending in aio._pending)
+
+        def interrupt():
+            while not first.done():
+                pass
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        try:
+            aio.wait()
+        except KeyboardInterrupt:
+            print("interrupted")
+        assert not second.done()
+        try:
+            aio.wait()
+        except EOFError:
+            print("heard")
+        assert second.done()
+        assert aio.wait() == 0
+        """
+    )
+    assert done.stdout == "interrupted\nheard\n"
+    assert done.stderr == ""
+
+
 def test_concurrent_blocking_calls_return_one_each(aio: forebay.aio_handle, tmp_path: Path) -> None:
     counts: list[int] = []
 

@@ -41,3 +41,27 @@ def test_integrations_are_there_when_they_are_asked_for() -> None:
 def test_a_name_that_isnt_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'FastWriter'"):
         _ = forebay.FastWriter  # type: ignore[attr-defined]
+
+
+def test_a_subinterpreter_is_told_that_it_cannot_import_it() -> None:
+    done = run_python(
+        """
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        run = getattr(interpreters, "exec", None) or interpreters.run_string
+        code = '''if True:
+            try:
+                import forebay
+            except ImportError as error:
+                assert "subinterpreters" in str(error), error
+            else:
+                raise AssertionError("it was imported")
+        '''
+        # Left to the end of the process, which is to come.
+        other = interpreters.create()
+        assert run(other, code) is None
+        """,
+    )
+    assert done.stderr == ""

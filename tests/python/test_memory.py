@@ -142,6 +142,114 @@ def test_a_full_pool_can_be_waited_for() -> None:
     assert pool.empty(8 * MIB, timeout=None).nbytes == 8 * MIB
 
 
+@pytest.mark.parametrize("timeout", [None, 60])
+@pytest.mark.parametrize("who", ["handle", "pool"])
+def test_who_waits_for_room_gets_what_finished_operations_held(
+    path: Path, who: str, timeout: float | None
+) -> None:
+    pool = forebay.Pool(budget="4MiB")
+    with forebay.Handle(pool=pool, staging_bytes="1MiB", throttle="16MiB") as handle:
+        giver: Any = {"handle": handle, "pool": pool}[who]
+        for turn in range(4):
+            array = giver.empty(2 * MIB, timeout=timeout)
+            array[:] = turn
+            handle.store_async(array, path, 2 * MIB * turn)
+            del array
+        assert handle.wait() == 4
+    assert path.read_bytes() == np.repeat(np.arange(4, dtype=np.uint8), 2 * MIB).tobytes()
+
+
+def test_room_that_finished_operations_hold_is_found_at_once(path: Path) -> None:
+    pool = forebay.Pool(budget="4MiB")
+    with forebay.Handle(pool=pool, staging_bytes="1MiB") as handle:
+        operation = handle.store_async(pool.empty(3 * MIB), path)
+        while not operation._core.done():
+            pass
+        assert pool.empty(3 * MIB).nbytes == 3 * MIB
+        assert handle.wait() == 1
+
+
+def test_what_another_thread_waits_for_makes_room_as_it_finishes(path: Path) -> None:
+    pool = forebay.Pool(budget="5MiB")
+    path.write_bytes(bytes(2 * MIB))
+    slow = forebay.Handle(
+        pool=pool,
+        staging_bytes="1MiB",
+        throttle="1MiB",
+        page_cache=False,
+        block_size="64k",
+        queue_depth=1,
+        intra_op_parallelism=1,
+    )
+    with slow:
+        endless = slow.load_async(bytearray(2 * MIB), path)
+        quick = slow.store_async(pool.empty(3 * MIB)[:4096], path.with_suffix(".quick"))
+        waiter = threading.Thread(target=slow.wait)
+        waiter.start()
+        assert pool.empty(3 * MIB, timeout=60).nbytes == 3 * MIB
+        assert quick.done()
+        assert not endless.done()
+        endless.cancel()
+        waiter.join()
+
+
+def test_a_large_request_is_not_starved_by_small_ones() -> None:
+    pool = forebay.Pool(budget="8MiB")
+    got = threading.Event()
+    turns: list[int] = []
+
+    def small(number: int) -> None:
+        time.sleep(0.09 * number)
+        while not got.is_set() and len(turns) < 200:
+            array = pool.empty(2 * MIB, timeout=None)
+            turns.append(number)
+            # Longer than the time between two looks at signals.
+            time.sleep(0.35)
+            del array
+
+    threads = [threading.Thread(target=small, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    while len(turns) < 5:
+        time.sleep(0.01)
+    asked_after = len(turns)
+    array = pool.empty(7 * MIB, timeout=None)
+    got_after = len(turns)
+    del array
+    got.set()
+    for thread in threads:
+        thread.join()
+    # Each of the others may have had one more turn before it came to wait behind this.
+    assert got_after - asked_after <= len(threads)
+
+
+def test_an_interrupt_ends_the_wait_for_memory() -> None:
+    done = run_python(
+        """
+        import os, signal, threading, forebay
+        pool = forebay.Pool(budget="1MiB")
+        held = pool.empty(1 << 20)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            pool.empty(4096, timeout=None)
+        except KeyboardInterrupt:
+            print("interrupted")
+        del held
+        assert pool.empty(1 << 20).nbytes == 1 << 20
+        """
+    )
+    assert done.stdout == "interrupted\n"
+    assert done.stderr == ""
+
+
+def test_the_time_waited_for_memory_is_that_asked_for() -> None:
+    pool = forebay.Pool(budget="1MiB")
+    held = pool.empty(MIB)
+    with pytest.raises(forebay.errors.WaitTimeoutError, match=r"after 250ms: 1048576 of"):
+        pool.empty(MIB, timeout=0.25)
+    assert held.nbytes == MIB
+
+
 def test_a_pool_keeps_memory_only_if_asked_and_up_to_a_limit() -> None:
     pool = forebay.Pool(retain="12MiB")
     for size in (8, 4, 3):

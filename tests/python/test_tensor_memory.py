@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 import forebay
+import forebay.numpy
 import forebay.torch
 from conftest import run_python
 from forebay.errors import MismatchError
@@ -174,3 +176,34 @@ def test_workers_of_a_data_loader_read_tensors_that_were_loaded(tmp_path: Path) 
     )
     found = torch.cat([rows for (rows,) in loader])
     assert torch.equal(found, model()["b"])
+
+
+def test_a_child_forked_while_a_thread_makes_the_shared_handle_can_load(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    forebay.numpy.save_file({"x": np.arange(1000, dtype=np.float32)}, path)
+    done = run_python(
+        f"""
+        import os, signal, threading, warnings, forebay, forebay.numpy
+        from forebay._tensor_files import shared
+        warnings.simplefilter("ignore", DeprecationWarning)
+        begun, end, parent = threading.Event(), threading.Event(), os.getpid()
+        def make():
+            if os.getpid() == parent:
+                begun.set()
+                end.wait()
+            return forebay.Handle()
+        shared.Handle, shared._handles = make, type(shared._handles)()
+        loads = threading.Thread(target=forebay.numpy.load_file, args=({str(path)!r},))
+        loads.start()
+        begun.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            loaded = forebay.numpy.load_file({str(path)!r})["x"]
+            os._exit(0 if loaded.sum() == 999 * 500 else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        end.set()
+        loads.join()
+        """
+    )
+    assert done.stdout == "0\n"

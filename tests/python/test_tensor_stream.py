@@ -312,3 +312,44 @@ def test_an_empty_file_is_an_empty_stream(tmp_path: Path) -> None:
     assert OURS.load_file(tmp_path / "x.safetensors") == {}
     OURS.save_file({"e": torch.empty(0, 4)}, tmp_path / "x.safetensors")
     assert [found.shape for _, found in OURS.stream(tmp_path / "x.safetensors")] == [(0, 4)]
+
+
+@pytest.mark.parametrize("call", ["next(stream)", "stream.close()", "forget()"])
+def test_a_forked_child_is_told_that_a_stream_in_use_is_the_parents(file: Path, call: str) -> None:
+    done = run_python(
+        f"""
+        import gc, os, signal, threading, warnings, forebay, forebay.numpy
+        warnings.simplefilter("ignore", DeprecationWarning)
+        handle = forebay.Handle(
+            throttle="1MiB", page_cache=False, block_size="64k", queue_depth=1,
+            intra_op_parallelism=1,
+        )
+        stream = forebay.numpy.stream({str(file)!r}, handle=handle, budget="24MiB")
+        def forget():
+            global stream
+            del stream
+            gc.collect()
+        calls = threading.Semaphore(0)
+        def work():
+            calls.release()
+            next(stream)
+        threading.Thread(target=work, daemon=True).start()
+        calls.acquire()
+        while handle.stats()["bytes_read"] == 0:
+            pass
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                {call}
+            except forebay.errors.ClosedError as error:
+                os._exit(7 if "forked" in str(error) else 8)
+            except BaseException:
+                os._exit(9)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
+        os._exit(0)
+        """
+    )
+    assert done.stdout == ("7\n" if call == "next(stream)" else "0\n")

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Error, ErrorKind};
 use crate::operation::{Operation, Shared};
@@ -26,8 +26,25 @@ pub(crate) struct Tracker {
 #[derive(Debug, Default)]
 struct Books {
     live: BTreeMap<u64, Arc<Shared>>,
-    unseen: BTreeMap<u64, Error>,
+    unseen: BTreeMap<u64, Unseen>,
     closed: bool,
+}
+
+/// A failure that nobody has heard of, and the operation that met it.
+#[derive(Debug)]
+struct Unseen {
+    error: Error,
+    operation: Weak<Shared>,
+}
+
+impl Unseen {
+    /// Takes the failure, which counts as heard of from now.
+    fn hear(self) -> Error {
+        if let Some(operation) = self.operation.upgrade() {
+            operation.hear();
+        }
+        self.error
+    }
 }
 
 impl Tracker {
@@ -74,7 +91,8 @@ impl Tracker {
         let mut books = self.books();
         let operation = books.live.remove(&id);
         if let Some(error) = error.filter(|error| error.kind() != ErrorKind::Cancelled) {
-            books.unseen.insert(id, error.clone());
+            let operation = operation.as_ref().map(Arc::downgrade).unwrap_or_default();
+            books.unseen.insert(id, Unseen { error: error.clone(), operation });
             if books.unseen.len() > UNSEEN_MAX {
                 books.unseen.pop_first();
             }
@@ -84,8 +102,11 @@ impl Tracker {
         drop(operation);
     }
 
-    pub(crate) fn acknowledge(&self, id: u64) {
-        self.books().unseen.remove(&id);
+    /// Says that somebody hears of an operation's result, and whether nobody had before.
+    pub(crate) fn acknowledge(&self, operation: &Shared) -> bool {
+        let mut books = self.books();
+        books.unseen.remove(&operation.id);
+        operation.hear()
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -99,11 +120,12 @@ impl Tracker {
 
     /// The oldest failure that nobody has heard of. It counts as heard of from now.
     pub(crate) fn take_first_unseen(&self) -> Option<Error> {
-        self.books().unseen.pop_first().map(|(_, error)| error)
+        self.books().unseen.pop_first().map(|(_, unseen)| unseen.hear())
     }
 
     /// The failures that nobody has heard of, the oldest first. They count as heard of from now.
     pub(crate) fn take_unseen(&self) -> Vec<Error> {
-        std::mem::take(&mut self.books().unseen).into_values().collect()
+        let mut books = self.books();
+        std::mem::take(&mut books.unseen).into_values().map(Unseen::hear).collect()
     }
 }

@@ -2,6 +2,7 @@
 //! What a test counts is its own pool's; figures of the whole process are in `memory_process.rs`.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread;
@@ -194,6 +195,40 @@ fn wait_for_waiters(pool: &Arc<Pool>) {
         assert!(Instant::now() < deadline, "nobody waits");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn who_watches_while_waiting_can_make_room_and_keeps_its_place() {
+    let pool = pool(Some(4 * MIB));
+    let mut held = Some(pool.allocate(3 * MIB, 4096).unwrap());
+    let mut looks = 0;
+    let mut watch = || {
+        looks += 1;
+        // Smaller ones that would fit are behind this one, also while it looks.
+        assert!(pool.allocate(MIB, 4096).is_err());
+        if looks == 3 {
+            held = None;
+        }
+        ControlFlow::Continue(())
+    };
+    let interval = Duration::from_millis(1);
+    let buffer = pool.allocate_watched(2 * MIB, 4096, None, interval, &mut watch).unwrap();
+    assert_eq!((looks, buffer.len()), (3, 2 * MIB));
+    drop(buffer);
+    assert_empty(&pool);
+}
+
+#[test]
+fn who_gives_up_watching_leaves_its_place_to_others() {
+    let pool = pool(Some(4 * MIB));
+    let held = pool.allocate(3 * MIB, 4096).unwrap();
+    let interval = Duration::from_millis(1);
+    let mut watch = || ControlFlow::Break(());
+    let error = pool.allocate_watched(2 * MIB, 4096, None, interval, &mut watch).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    drop(pool.allocate(MIB, 4096).unwrap());
+    drop(held);
+    assert_empty(&pool);
 }
 
 #[test]

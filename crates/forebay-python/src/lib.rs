@@ -9,7 +9,7 @@
 //! - Worker threads never take the GIL. Python objects that an operation keeps alive are let go
 //!   by whoever waits for it, under the GIL.
 //! - Waits last at most `operation::SLICE` before Python's signal handlers get their turn.
-//! - `unsafe` is in `buffer` only.
+//! - `unsafe` is in `buffer`, but for one question in `interpreter`.
 
 use pyo3::prelude::*;
 
@@ -19,6 +19,8 @@ mod command;
 mod compare;
 mod error;
 mod handle;
+
+mod interpreter;
 mod interrupt;
 mod operation;
 mod pool;
@@ -30,6 +32,8 @@ mod tensor_stream;
 /// The compiled half of the package. Private: import `forebay`.
 #[pymodule]
 mod _forebay {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use super::buffer::cuda::{notice_cuda, search_cuda};
     #[pymodule_export]
@@ -62,4 +66,9 @@ mod _forebay {
     };
     #[pymodule_export]
     use super::tensor_stream::TensorStream;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::interpreter::refuse_subinterpreters(module.py())
+    }
 }

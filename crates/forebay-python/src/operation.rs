@@ -2,7 +2,6 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_io::{crc32c, crc32c_combine, engine};
@@ -18,8 +17,6 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Operation {
     core: forebay_io::Operation,
-    /// Its failure has been raised to somebody.
-    heard: AtomicBool,
     /// The bytes of each run of each array, if their checksums are wanted.
     run_lengths: Vec<Vec<u64>>,
 }
@@ -31,7 +28,7 @@ impl Operation {
 
     /// One that has checksums of arrays, whose runs are parts of the request.
     pub(crate) fn with_sums(core: forebay_io::Operation, run_lengths: Vec<Vec<u64>>) -> Self {
-        Self { core, heard: AtomicBool::new(false), run_lengths }
+        Self { core, run_lengths }
     }
 
     /// Waits, with a look at Python's signals after each slice; `false` if time ran out.
@@ -41,7 +38,6 @@ impl Operation {
             let answer = py.detach(|| self.core.wait_timeout(time));
             if !matches!(answer, Ok(false)) {
                 self.let_go(py);
-                self.heard.fetch_or(answer.is_err(), Ordering::Relaxed);
                 return answer.or_raise(py);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -74,10 +70,34 @@ impl Operation {
         self.wait_until(py, deadline(timeout))
     }
 
-    /// Whether its failure has been raised to somebody.
-    #[getter]
-    fn heard(&self) -> bool {
-        self.heard.load(Ordering::Relaxed)
+    /// Waits until it is done, and leaves its failure for others to hear of; `False` if it isn't
+    /// done after `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_finished(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let deadline = deadline(timeout);
+        loop {
+            let time = slice(deadline);
+            if py.detach(|| self.core.wait_finished(time)).or_raise(py)? {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// As `wait`, but raises only an error that nobody has heard of.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_unheard(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        if !self.wait_finished(py, timeout)? {
+            return Ok(false);
+        }
+        if py.detach(|| self.core.acknowledge()) {
+            return self.wait_until(py, None);
+        }
+        self.let_go(py);
+        Ok(true)
     }
 
     /// Whether it is finished, well or badly.

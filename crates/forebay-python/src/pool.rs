@@ -1,14 +1,18 @@
 //! The pinned pool and its buffers.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use forebay_io::{ErrorKind, PoolBuffer, PoolOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::OrRaise;
-use crate::operation::{deadline, slice};
+
+/// Longest time in which memory that a finished operation holds isn't noticed by who waits for it:
+/// what the drive takes for a few blocks.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Pinned memory with a budget.
 #[pyclass(frozen, module = "forebay._forebay")]
@@ -51,29 +55,49 @@ impl Pool {
     }
 
     /// Memory; waits for room in the budget for `timeout` seconds (`None`: for ever).
-    #[pyo3(signature = (length, alignment, timeout))]
+    ///
+    /// `make_room` lets go of what nobody needs any more: it is called where there is no room, and
+    /// now and then while waiting for some.
+    #[pyo3(signature = (length, alignment, timeout, make_room))]
     fn allocate(
         &self,
         py: Python<'_>,
         length: usize,
         alignment: usize,
         timeout: Option<f64>,
+        make_room: &Bound<'_, PyAny>,
     ) -> PyResult<PinnedBuffer> {
-        let deadline = match timeout {
-            Some(seconds) if seconds <= 0.0 => {
-                let buffer = py.detach(|| self.0.allocate(length, alignment)).or_raise(py)?;
-                return Ok(PinnedBuffer::over(Arc::new(buffer)));
-            }
-            other => deadline(other),
-        };
-        loop {
-            let time = slice(deadline);
-            let answer = py.detach(|| self.0.allocate_wait(length, alignment, Some(time)));
-            let timed_out = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut);
-            if !timed_out || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return answer.or_raise(py).map(|buffer| PinnedBuffer::over(Arc::new(buffer)));
-            }
-            py.check_signals()?;
+        let at_once = py.detach(|| self.0.allocate(length, alignment));
+        let full = at_once.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfMemory);
+        if !full {
+            return at_once.or_raise(py).map(|buffer| PinnedBuffer::over(Arc::new(buffer)));
+        }
+        make_room.call0()?;
+        if timeout.is_some_and(|seconds| seconds <= 0.0) {
+            let answer = py.detach(|| self.0.allocate(length, alignment)).or_raise(py);
+            return answer.map(|buffer| PinnedBuffer::over(Arc::new(buffer)));
+        }
+        let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let make_room = make_room.as_unbound();
+        let mut raised = None;
+        let answer = py.detach(|| {
+            self.0.allocate_watched(length, alignment, timeout, LOOK, &mut || {
+                let look = |py: Python<'_>| {
+                    py.check_signals()?;
+                    make_room.call0(py).map(drop)
+                };
+                match Python::attach(look) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(error) => {
+                        raised = Some(error);
+                        ControlFlow::Break(())
+                    }
+                }
+            })
+        });
+        match raised {
+            Some(error) => Err(error),
+            None => answer.or_raise(py).map(|buffer| PinnedBuffer::over(Arc::new(buffer))),
         }
     }
 

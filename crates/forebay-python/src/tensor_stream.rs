@@ -23,8 +23,9 @@ type Item = (String, &'static str, Vec<u64>, PinnedBuffer, usize);
 #[derive(Debug)]
 pub(crate) struct TensorStream {
     handle: Py<Handle>,
-    /// `None` once closed.
+    /// `None` once closed. In a forked child, a thread that isn't there may hold its lock.
     stream: Mutex<Option<core::Stream>>,
+    process: u32,
 }
 
 #[pymethods]
@@ -47,7 +48,7 @@ impl TensorStream {
         let plain = handle.get().plain(py)?;
         let opened = Arc::clone(&source.0);
         let stream = py.detach(|| core::Stream::new(plain, opened, options)).or_raise(py)?;
-        Ok(Self { handle, stream: Mutex::new(Some(stream)) })
+        Ok(Self { handle, stream: Mutex::new(Some(stream)), process: std::process::id() })
     }
 
     fn __iter__(this: Py<Self>) -> Py<Self> {
@@ -77,6 +78,9 @@ impl TensorStream {
 
     /// Loads nothing more; what it returned stays.
     fn close(&self, py: Python<'_>) {
+        if !self.is_here() {
+            return;
+        }
         let take = || self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(take()));
     }
@@ -90,10 +94,21 @@ impl TensorStream {
 }
 
 impl TensorStream {
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     fn with<T>(
         &self,
         work: impl FnOnce(&mut core::Stream) -> forebay_io::Result<T>,
     ) -> forebay_io::Result<T> {
+        if !self.is_here() {
+            return Err(forebay_io::Error::new(
+                forebay_io::ErrorKind::Closed,
+                "the stream belongs to the process that this one was forked from",
+            )
+            .hint("make a stream in this process"));
+        }
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         match stream.as_mut() {
             Some(stream) => work(stream),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ClosedError
@@ -16,16 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["core_of", "given_or_shared", "room", "shared_handle", "tell"]
 
-_lock = threading.Lock()
-_handles: list[Handle] = []
+_handles: dict[str, Handle] = {}
+"""The one that is shared, once there is one."""
 
 
 def shared_handle() -> Handle:
     """Return the process's handle, with the options that suit each drive."""
-    with _lock:
-        if not _handles:
-            _handles.append(Handle())
-        return _handles[0]
+    handle = _handles.get("shared")
+    if handle is None:
+        # Under no lock, which a forked child may find taken by a thread that it doesn't have. If
+        # two threads make one each, the first is kept.
+        handle = _handles.setdefault("shared", Handle())
+    return handle
 
 
 def given_or_shared(handle: Handle | None) -> Handle:

@@ -8,6 +8,7 @@ ahead is there, and within the budget.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -184,11 +185,18 @@ class _DeviceStream:
                 wanted=longest,
             )
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._ready: deque[tuple[Entry, Any]] = deque()
         self._is_closed = False
         self._load = DeviceLoad(source, frame, device, entries, wish.verify, handle, budget)
 
     def __next__(self) -> tuple[str, str, list[int], Any, int]:
+        # In a forked child, a thread that isn't there may hold the lock.
+        if os.getpid() != self._process:
+            raise ClosedError(
+                "the stream belongs to the process that this one was forked from; make a stream "
+                "in this process"
+            )
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the stream is closed")
@@ -202,6 +210,8 @@ class _DeviceStream:
 
     def close(self) -> None:
         """End the reading."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._is_closed = True
             self._ready.clear()

@@ -25,6 +25,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/forebay-io/src/worker/copies.rs", "copies between staging blocks and device memory"),
     ("crates/forebay-io/src/worker/sums.rs", "reads the bytes of blocks"),
     ("crates/forebay-io/src/worker/mod.rs", "hands transfers to an engine, copies staged blocks"),
+    ("crates/forebay-python/src/interpreter.rs", "asks Python which interpreter this is"),
     ("crates/forebay-bench/src/subject.rs", "requests name memory by address"),
     ("crates/forebay-bench/src/loop_device.rs", "a mount namespace of its own"),
 ];

@@ -159,6 +159,8 @@ pub(crate) struct Shared {
     bytes_done: AtomicU64,
     cancelled: AtomicBool,
     done: AtomicBool,
+    /// Its result has been delivered to somebody.
+    heard: AtomicBool,
     progress: Mutex<Progress>,
     outcome: Mutex<Outcome>,
     finished: Condvar,
@@ -209,6 +211,7 @@ impl Shared {
             bytes_done: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
             done: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             progress: Mutex::new(progress),
             outcome: Mutex::default(),
             finished: Condvar::new(),
@@ -216,6 +219,11 @@ impl Shared {
             tracker,
             scheduler: Arc::downgrade(scheduler),
         })
+    }
+
+    /// Says that its result is delivered to somebody, and whether that is the first time.
+    pub(crate) fn hear(&self) -> bool {
+        !self.heard.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) fn bytes_total(&self) -> u64 {

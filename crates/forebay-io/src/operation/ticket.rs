@@ -39,19 +39,35 @@ impl Operation {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
+    /// As [`Self::wait_timeout`], without taking notice of the result: a failure is still one that
+    /// nobody has heard of.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`] in a process forked from the one that it belongs to.
+    pub fn wait_finished(&self, timeout: Duration) -> Result<bool> {
+        self.refuse_elsewhere()?;
+        Ok(self.wait_unacknowledged(Instant::now().checked_add(timeout)))
+    }
+
     fn wait_until(&self, deadline: Option<Instant>) -> Result<bool> {
         let shared = &*self.0;
-        if shared.process != process::number() {
-            return Err(Error::new(
-                ErrorKind::Closed,
-                "the operation belongs to the process that this one was forked from",
-            ));
-        }
+        self.refuse_elsewhere()?;
         if !self.wait_unacknowledged(deadline) {
             return Ok(false);
         }
         self.acknowledge();
         lock(&shared.outcome).result.clone().unwrap_or(Ok(())).map(|()| true)
+    }
+
+    fn refuse_elsewhere(&self) -> Result<()> {
+        if self.0.process == process::number() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Closed,
+            "the operation belongs to the process that this one was forked from",
+        ))
     }
 
     /// Waits without taking notice of the result; `false` if the deadline came first.
@@ -119,8 +135,9 @@ impl Operation {
         if self.is_done() { lock(&self.0.keep).take() } else { None }
     }
 
-    /// Says that its result has been delivered, so that no other call reports its failure again.
-    pub fn acknowledge(&self) {
-        self.0.tracker.acknowledge(self.0.id);
+    /// Says that its result has been delivered, so that no other call reports its failure again;
+    /// `true` if nobody had heard of it before.
+    pub fn acknowledge(&self) -> bool {
+        self.0.tracker.acknowledge(&self.0)
     }
 }

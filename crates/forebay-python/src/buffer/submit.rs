@@ -14,6 +14,9 @@ use super::cuda::OnDevice;
 /// One array and where it is, or goes.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, u64);
 
+/// Arrays that are looked up before other threads of Python get a turn: some milliseconds.
+const ARRAYS_PER_TURN: usize = 1024;
+
 /// A request whose memory is held.
 pub(crate) struct Job {
     request: Request,
@@ -66,7 +69,10 @@ impl Job {
         let mut run_lengths = Vec::new();
         let mut devices = Numbered::default();
         let mut numbers = std::collections::HashMap::new();
-        for (object, target, offset) in items {
+        for (index, (object, target, offset)) in items.into_iter().enumerate() {
+            if index % ARRAYS_PER_TURN == ARRAYS_PER_TURN - 1 {
+                object.py().detach(|| ());
+            }
             let memory = Memory::in_runs(&object, terms.direction == Direction::Load)?;
             let target = Name::of(&target)?;
             let file = *numbers.entry(target.clone()).or_insert_with(|| {

@@ -6,6 +6,7 @@
 mod grant;
 
 use std::fmt::Write as _;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -112,35 +113,66 @@ impl Pool {
     ) -> Result<PoolBuffer> {
         let want = self.check(length, alignment)?;
         self.notice_devices();
+        let grant = self.queue(want, timeout, None)?;
+        self.fulfil(grant, want)
+    }
+
+    /// Like [`allocate_wait`](Self::allocate_wait), and calls `watch` about every `interval` while
+    /// there is no room. The place among those who wait is kept meanwhile, and no lock is held: so
+    /// `watch` may give back memory of this pool, and end the wait with a `Break`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Cancelled`] after a `Break`, and those of `allocate_wait`.
+    pub fn allocate_watched(
+        self: &Arc<Self>,
+        length: usize,
+        alignment: usize,
+        timeout: Option<Duration>,
+        interval: Duration,
+        watch: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<PoolBuffer> {
+        let want = self.check(length, alignment)?;
+        self.notice_devices();
+        let grant = self.queue(want, timeout, Some(Watch { interval, watch }))?;
+        self.fulfil(grant, want)
+    }
+
+    /// Waits in the queue for a grant.
+    fn queue(
+        self: &Arc<Self>,
+        want: Want,
+        timeout: Option<Duration>,
+        mut watch: Option<Watch<'_>>,
+    ) -> Result<Grant> {
         // A deadline beyond what the clock can express is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut state = self.lock()?;
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
-        state.waiting.push_back(ticket);
+        let place = Turn::last(self)?;
+        let mut look = watch.as_ref().and_then(Watch::next);
         loop {
-            let turn = state.waiting.front() == Some(&ticket);
-            let outcome = match self.grant(&mut state, want, turn) {
-                Ok(Some(grant)) => Ok(grant),
-                Err(error) => Err(error),
-                Ok(None) => match self.wait(state, deadline) {
-                    (next, true) => {
-                        state = next;
-                        continue;
-                    }
-                    (next, false) => {
-                        state = next;
-                        let after = format!(" after {:?}", timeout.unwrap_or_default());
-                        Err(self.no_room(&state, want, ErrorKind::TimedOut, &after))
-                    }
-                },
-            };
-            state.waiting.retain(|&other| other != ticket);
-            if !state.waiting.is_empty() {
-                self.room.notify_all();
+            let mut state = self.lock()?;
+            let turn = state.waiting.front() == Some(&place.ticket);
+            if let Some(grant) = self.grant(&mut state, want, turn)? {
+                return Ok(grant);
             }
-            drop(state);
-            return self.fulfil(outcome?, want);
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                let after = format!(" after {:?}", timeout.unwrap_or_default());
+                return Err(self.no_room(&state, want, ErrorKind::TimedOut, &after));
+            }
+            match watch.as_mut() {
+                Some(watch) if look.is_some_and(|look| now >= look) => {
+                    drop(state);
+                    if (watch.watch)().is_break() {
+                        return Err(Error::new(
+                            ErrorKind::Cancelled,
+                            format!("the wait for {} bytes of a pool was given up", want.length),
+                        ));
+                    }
+                    look = watch.next();
+                }
+                _ => self.sleep(state, deadline.into_iter().chain(look).min()),
+            }
         }
     }
 
@@ -180,21 +212,16 @@ impl Pool {
         Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits for a change; `false` when the deadline has passed.
-    fn wait<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        deadline: Option<Instant>,
-    ) -> (MutexGuard<'a, State>, bool) {
-        let Some(deadline) = deadline else {
-            return (self.room.wait(state).unwrap_or_else(PoisonError::into_inner), true);
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return (state, false);
+    /// Sleeps until something changes, or the moment has come.
+    fn sleep(&self, state: MutexGuard<'_, State>, until: Option<Instant>) {
+        // A lock that a panic left is judged where it is taken.
+        match until {
+            None => drop(self.room.wait(state)),
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                drop(self.room.wait_timeout(state, left));
+            }
         }
-        let woken = self.room.wait_timeout(state, left);
-        (woken.unwrap_or_else(PoisonError::into_inner).0, true)
     }
 
     fn check(&self, length: usize, alignment: usize) -> Result<Want> {
@@ -306,6 +333,46 @@ impl Pool {
             let _ = write!(message, " and {others} other requests wait");
         }
         Error::new(kind, message).hint("free buffers or raise the budget")
+    }
+}
+
+/// What is done now and then while a request waits.
+struct Watch<'a> {
+    interval: Duration,
+    watch: &'a mut dyn FnMut() -> ControlFlow<()>,
+}
+
+impl Watch<'_> {
+    /// The moment of the next call; none beyond what the clock can express.
+    fn next(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.interval)
+    }
+}
+
+/// A request's place among those who wait, given up when it is dropped.
+struct Turn<'a> {
+    pool: &'a Pool,
+    ticket: u64,
+}
+
+impl<'a> Turn<'a> {
+    /// The last place.
+    fn last(pool: &'a Pool) -> Result<Self> {
+        let mut state = pool.lock()?;
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.waiting.push_back(ticket);
+        Ok(Self { pool, ticket })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.pool.lock() else { return };
+        state.waiting.retain(|&other| other != self.ticket);
+        if !state.waiting.is_empty() {
+            self.pool.room.notify_all();
+        }
     }
 }
 
