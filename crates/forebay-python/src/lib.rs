@@ -19,7 +19,6 @@ mod command;
 mod compare;
 mod error;
 mod handle;
-
 mod interpreter;
 mod interrupt;
 mod operation;
