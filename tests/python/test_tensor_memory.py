@@ -178,6 +178,39 @@ def test_workers_of_a_data_loader_read_tensors_that_were_loaded(tmp_path: Path) 
     assert torch.equal(found, model()["b"])
 
 
+def test_a_child_forked_while_a_thread_reads_ahead_can_load(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    forebay.numpy.save_file({"x": np.arange(1000, dtype=np.float32)}, path)
+    done = run_python(
+        f"""
+        import os, signal, threading, warnings
+        from forebay.transformers import ahead
+        warnings.simplefilter("ignore", DeprecationWarning)
+        begun, end, parent = threading.Event(), threading.Event(), os.getpid()
+        class Slow(ahead._AheadFile):
+            def some(self, *arguments):
+                if os.getpid() == parent:
+                    begun.set()
+                    end.wait()
+                return super().some(*arguments)
+        class Open(ahead.AheadOpen):
+            _file_class = Slow
+        file = Open({str(path)!r}, "numpy")
+        reads = threading.Thread(target=file.get_tensor, args=("x",))
+        reads.start()
+        begun.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if file.get_tensor("x").sum() == 999 * 500 else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        end.set()
+        reads.join()
+        """
+    )
+    assert done.stdout == "0\n"
+
+
 def test_a_child_forked_while_a_thread_makes_the_shared_handle_can_load(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     forebay.numpy.save_file({"x": np.arange(1000, dtype=np.float32)}, path)

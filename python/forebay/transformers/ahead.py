@@ -8,6 +8,7 @@ they are asked for: of a piece, what is loaded and hasn't been asked for yet is 
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class _AheadFile(OpenFile):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._process = os.getpid()
         self._pieces: dict[str, _Piece] = {}
         names: list[str] = []
         length = 0
@@ -57,7 +59,10 @@ class _AheadFile(OpenFile):
         self._pieces.update(dict.fromkeys(names, piece))
 
     def whole(self, frame: Frame, name: str, device: Any | None) -> Any:
-        """Return a tensor. The second time, it is loaded alone."""
+        """Return a tensor. The second time, and in a forked child, it is loaded alone."""
+        if os.getpid() != self._process:
+            # A thread that isn't there may hold the lock.
+            return super().whole(frame, name, device)
         entry = self.entry(name)
         frame.check(entry.dtype, entry.shape)
         piece = self._pieces[name]
