@@ -28,13 +28,13 @@ run: $(VENV)/.package $(VENV)/.model ## install into .venv, store and load real 
 test: test-rust test-python test-deepspeed ## everything that must pass, after installing what it needs
 
 test-rust: tools
-	scripts/test-tools.sh
+	PYTHON='$(PYTHON)' scripts/test-tools.sh
 	if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --workspace; \
 	else cargo test --workspace --all-targets; fi
 	cargo test --workspace --doc --quiet
 
 test-python: $(VENV)/.package $(VENV)/.test-requirements $(VENV)/.model
-	scripts/test-tools.sh
+	PYTHON='$(PYTHON)' scripts/test-tools.sh
 	cargo build --quiet -p forebay-testkit --bins
 	cargo build --quiet -p forebay-standin
 	$(BIN)/python -m pytest

@@ -1,7 +1,14 @@
 #!/usr/bin/env bash
 # Installs the system tools that some tests use, when that is possible; otherwise says which tests
-# will be skipped.
+# will be skipped. Fails where Python is too old for the frameworks that the tests use.
 set -u
+python=.venv/bin/python
+[ -x "$python" ] || python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "missing: Python 3.11 or later for the tests, as its torch takes; this is $("$python" -V)" >&2
+  echo "    make clean, then make test PYTHON=python3.12" >&2
+  exit 1
+fi
 packages=()
 command -v strace >/dev/null || packages+=(strace)
 command -v mkfs.ext4 >/dev/null || packages+=(e2fsprogs)
