@@ -41,7 +41,8 @@ test-python: $(VENV)/.package $(VENV)/.test-requirements $(VENV)/.model
 	$(BIN)/python -m pytest tests/gpu --gpu-device cpu
 
 test-deepspeed: $(VENV)/.package $(VENV)/.deepspeed-requirements ## DeepSpeed on Forebay, end to end, on the CPU
-	$(BIN)/python -m pytest tests/deepspeed
+	$(BIN)/python -m pytest tests/deepspeed \
+	  tests/python/test_tune.py::test_the_block_is_what_deepspeed_reads
 
 check: tools $(VENV)/.package $(VENV)/.check-requirements ## formats, lints, types, house rules
 	cargo fmt --all --check
