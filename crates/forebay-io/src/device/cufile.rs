@@ -45,9 +45,6 @@ const DRIVER_DESCRIPTORS: usize = 32;
 /// Room for `CUfileDrvProps_t`, which has 72 bytes in cuFile 1.11, and grows.
 const PROPERTIES_BYTES: usize = 512;
 
-/// What helps where there are no descriptors left.
-const DESCRIPTORS_HINT: &str = "too few descriptors: see `ulimit -n`";
-
 /// `CUfileError_t` of `cufile.h`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -143,7 +140,6 @@ impl CuFile {
         let calls = Calls::of(library)?;
         try_descriptors(DRIVER_DESCRIPTORS).map_err(|code| {
             Error::from_os(code.raw_os_error(), "cannot open the driver of cuFile")
-                .hint(DESCRIPTORS_HINT)
         })?;
         let status = in_directory(&temporary_directory(), || {
             // SAFETY: the function takes no arguments; opening again is refused, and harmless.
@@ -220,7 +216,7 @@ impl CuFile {
         let status = unsafe { register(&raw mut handle, &raw mut description) };
         let what = "cannot register a file with cuFile";
         check(&self.cuda, status, what).map_err(|refusal| match try_descriptors(1) {
-            Err(code) => Error::from_os(code.raw_os_error(), what).hint(DESCRIPTORS_HINT),
+            Err(code) => Error::from_os(code.raw_os_error(), what),
             Ok(()) => refusal,
         })?;
         Ok(FileRegistration { library: Arc::clone(self), handle })

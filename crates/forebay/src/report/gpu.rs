@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use forebay_io::device::gds::MODULES_HIDDEN;
+use forebay_io::device::gds::{MODULES_HIDDEN, uses_p2pdma};
 use forebay_io::device::{Cuda, Search};
 use serde::Serialize;
 
@@ -192,14 +192,6 @@ fn cached(root: &Path, name: &str) -> Option<PathBuf> {
     found
         .find(|path| root.join(path.strip_prefix("/").unwrap_or(path)).exists())
         .map(Path::to_owned)
-}
-
-/// Whether cuFile's settings, JSON with comments, switch peer-to-peer transfers on.
-fn uses_p2pdma(settings: &str) -> bool {
-    let plain = settings.lines().map(|line| line.split("//").next().unwrap_or_default());
-    let plain: String =
-        plain.flat_map(|line| line.chars().filter(|char| !char.is_whitespace())).collect();
-    plain.contains("\"use_pci_p2pdma\":true")
 }
 
 pub(super) fn findings(
@@ -416,13 +408,6 @@ mod tests {
         assert_eq!(driver_version(closed).as_deref(), Some("550.54.15"));
         assert_eq!(driver_version(open).as_deref(), Some("570.86.10"));
         assert_eq!(driver_version("nothing here"), None);
-    }
-
-    #[test]
-    fn comments_in_cufile_settings_switch_nothing_on() {
-        assert!(uses_p2pdma("{ \"properties\": { \"use_pci_p2pdma\" : true } }"));
-        assert!(!uses_p2pdma("{ // \"use_pci_p2pdma\": true\n}"));
-        assert!(!uses_p2pdma("{ \"use_pci_p2pdma\": false }"));
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn readable<T>(read: std::io::Result<T>) -> Result<Option<T>> {
 }
 
 /// Whether cuFile's settings, JSON with comments, switch the kernel's peer-to-peer transfers on.
-fn uses_p2pdma(settings: &str) -> bool {
+pub fn uses_p2pdma(settings: &str) -> bool {
     let plain = settings.lines().map(|line| line.split("//").next().unwrap_or_default());
     let plain: String =
         plain.flat_map(|line| line.chars().filter(|char| !char.is_whitespace())).collect();
@@ -126,6 +126,7 @@ mod tests {
         assert!(platform_gap(root).unwrap().is_some());
         std::fs::write(&settings, "{ \"properties\": { \"use_pci_p2pdma\" : true } }").unwrap();
         assert_eq!(platform_gap(root).unwrap(), None);
+        assert!(!uses_p2pdma("{ \"use_pci_p2pdma\": false }"));
         std::fs::remove_file(settings).unwrap();
         std::fs::create_dir_all(root.join("proc/driver/nvidia-fs")).unwrap();
         assert_eq!(platform_gap(root).unwrap(), None);
